@@ -1,0 +1,424 @@
+"""The plain encoding in which values cross between a session and the judge; never pickle, never eval.
+
+JSON values stand for themselves; anything else is ``{"$": tag, "v": ...}`` (design: API, Values that cross). The same
+text runs on both sides: here it is imported, and inside a session it is part of the runner's source, so this module is
+standard library only, Python 3.8+, and imports nothing of ours. Every walk is iterative: a value 2,000 deep must not
+meet the recursion limit of a process of ours. Methods that a candidate's object overrides are never called.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import json
+import math
+import sys
+from collections.abc import Callable
+from json import JSONDecodeError
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from json.scanner import NUMBER_RE
+from typing import Any
+
+#: Deepest nesting that crosses.
+MAX_DEPTH = 2000
+
+#: Most bytes of JSON text that cross as one value.
+MAX_VALUE_BYTES = 16 << 20
+
+#: Most parts of one value: bounds a small object that shares its parts 2**n times.
+MAX_PARTS = 2_000_000
+
+#: Integers up to here are exact in every JSON reader.
+MAX_PLAIN_INT = 1 << 53
+
+#: Bases whose subclasses cross as the base, read by the base's own methods.
+_BASES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
+
+#: numpy kinds that cross as raw bytes: bool, int, unsigned, float, complex.
+_ARRAY_KINDS = "biufc"
+
+
+class ValueCrossingError(ValueError):
+    """A value that cannot cross: too deep, too large, of no plain kind, or text that is no such encoding."""
+
+
+def encode(value: Any, ref: Callable[[Any], Any] | None = None) -> Any:
+    """Encode a value.
+
+    Args:
+        value: Any Python value.
+        ref: Called with an object that has no plain form; gives the ``v`` of a ``ref`` tag. None: such an object is an
+            error.
+
+    Returns:
+        A JSON-able tree.
+
+    Raises:
+        ValueCrossingError: Too deep, too large or, without ``ref``, an object of no plain kind.
+    """
+    root: list[Any] = [None]
+    work: list[tuple[Any, Any, Any, int]] = [(value, root, 0, 0)]
+    budget = MAX_VALUE_BYTES
+    parts = 0
+    while work:
+        item, parent, key, depth = work.pop()
+        parts += 1
+        if depth > MAX_DEPTH or parts > MAX_PARTS:
+            raise ValueCrossingError("value nested over 2,000 deep or of over 2,000,000 parts")
+        node, children = _encode_one(item, ref)
+        if type(node) is str:
+            budget -= len(node)
+        elif type(node) is dict and type(node["v"]) is str:
+            budget -= len(node["v"])
+        if budget < 0:
+            raise ValueCrossingError("value over 16 MiB")
+        parent[key] = node
+        for child, slot, place in children:
+            work.append((child, slot, place, depth + 1))
+    return root[0]
+
+
+def _encode_one(item: Any, ref: Callable[[Any], Any] | None) -> tuple[Any, list[tuple[Any, Any, Any]]]:
+    """Encode one level; the children come back as (child, container, place) to fill."""
+    kind = _base_of(type(item))
+    if item is None or kind is bool:
+        return item, []
+    if kind is str:
+        return _encode_str(str.__str__(item)), []
+    if kind is int:
+        return _encode_int(int.__index__(item)), []
+    if kind is float:
+        return _encode_float(float.__pos__(item)), []
+    if kind in (list, tuple):
+        slots: list[Any] = [None] * kind.__len__(item)
+        node: Any = slots if kind is list else {"$": "tuple", "v": slots}
+        return node, [(child, slots, i) for i, child in enumerate(kind.__iter__(item))]
+    if kind in (set, frozenset):
+        slots = [None] * kind.__len__(item)
+        tag = "set" if kind is set else "frozenset"
+        return {"$": tag, "v": slots}, [(child, slots, i) for i, child in enumerate(kind.__iter__(item))]
+    if kind is dict:
+        return _encode_dict(item)
+    return _encode_leaf(item, kind, ref), []
+
+
+def _base_of(cls: type) -> Any:
+    if cls in _BASES:
+        return cls
+    for base in type.mro(cls) if type(cls) is type else cls.__mro__:
+        if base in _BASES:
+            return base
+    return None
+
+
+def _encode_str(text: str) -> Any:
+    if text.isascii():
+        return text
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return {"$": "str", "v": _b64(text.encode("utf-8", "surrogatepass"))}
+    return text
+
+
+def _encode_int(number: int) -> Any:
+    return number if -MAX_PLAIN_INT <= number <= MAX_PLAIN_INT else {"$": "int", "v": hex(number)}
+
+
+def _encode_float(number: float) -> Any:
+    return number if math.isfinite(number) else {"$": "float", "v": float.__repr__(number)}
+
+
+def _encode_dict(item: dict[Any, Any]) -> tuple[Any, list[tuple[Any, Any, Any]]]:
+    pairs: list[list[Any]] = []
+    children: list[tuple[Any, Any, Any]] = []
+    for name, child in dict.items(item):
+        pair: list[Any] = [None, None]
+        pairs.append(pair)
+        children += [(name, pair, 0), (child, pair, 1)]
+    return {"$": "dict", "v": pairs}, children
+
+
+def _encode_leaf(item: Any, kind: Any, ref: Callable[[Any], Any] | None) -> Any:
+    if kind in (bytes, bytearray):
+        return {"$": "bytes", "v": _b64(bytes(kind.__getitem__(item, slice(None))))}
+    if kind is complex:
+        # adding to zero by the base's own method drops a subclass and keeps both parts (but for -0.0)
+        whole = complex.__add__(item, 0j) if type(item) is not complex else item
+        return {"$": "complex", "v": [_encode_float(whole.real), _encode_float(whole.imag)]}
+    if type(item) is type and vars(builtins).get(getattr(item, "__name__", "")) is item:
+        return {"$": "type", "v": getattr(item, "__name__", "")}
+    if isinstance(item, BaseException) and type(item).__module__ == "builtins":
+        return {"$": "exc", "v": [type(item).__name__, _text_of(item)]}
+    array = _encode_array(item)
+    if array is not None:
+        return array
+    if ref is None:
+        raise ValueCrossingError("no plain form for an object of type " + type(item).__name__)
+    return {"$": "ref", "v": ref(item)}
+
+
+def _encode_array(item: Any) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(item, (numpy.ndarray, numpy.generic)):
+        return None
+    array = numpy.asarray(item)
+    if array.dtype.kind not in _ARRAY_KINDS or array.dtype.itemsize > 16:
+        return None
+    return {"$": "ndarray", "v": [array.dtype.str, list(array.shape), _b64(array.tobytes())]}
+
+
+def _text_of(error: BaseException) -> str:
+    args = error.args
+    return args[0] if len(args) == 1 and type(args[0]) is str else ""
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+#: how a container is made of its decoded parts
+_CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": lambda parts: parts,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "dict": lambda parts: dict(zip(parts[::2], parts[1::2])),
+}
+
+
+def decode(node: Any, resolve: Callable[[Any], Any] | None = None) -> Any:
+    """Decode what ``encode`` made, or what a hostile peer says it made.
+
+    Args:
+        node: The tree, as JSON gave it.
+        resolve: Gives the object for the ``v`` of a ``ref`` tag. None: such a tag is an error.
+
+    Returns:
+        Plain Python values (and numpy arrays or scalars), fresh.
+
+    Raises:
+        ValueCrossingError: The tree is no such encoding.
+    """
+    try:
+        return _decode(node, resolve)
+    except ValueCrossingError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueCrossingError("not an encoded value: %s" % error) from None
+
+
+def _decode(node: Any, resolve: Callable[[Any], Any] | None) -> Any:
+    # a frame: how to make the container, its encoded parts, its decoded parts so far
+    stack: list[tuple[Callable[[list[Any]], Any], list[Any], list[Any]]] = [(lambda parts: parts[0], [node], [])]
+    while True:
+        make, pending, done = stack[-1]
+        if len(done) == len(pending):
+            value = make(done)
+            stack.pop()
+            if not stack:
+                return value
+            stack[-1][2].append(value)
+            continue
+        child = pending[len(done)]
+        kind, parts = _open(child)
+        if kind is None:
+            done.append(child)
+        elif kind in _CONTAINERS:
+            stack.append((_CONTAINERS[kind], parts, []))
+            if len(stack) > MAX_DEPTH + 2:
+                raise ValueCrossingError("value nested over 2,000 deep")
+        else:
+            done.append(_decode_leaf(kind, parts, resolve))
+
+
+def _open(node: Any) -> tuple[str | None, Any]:
+    """Split a node into its kind and parts; kind None: a plain leaf."""
+    if type(node) is list:
+        return "list", node
+    if type(node) is not dict:
+        return None, node
+    if len(node) != 2:
+        raise ValueCrossingError("an encoded object has exactly the keys $ and v")
+    tag, parts = node["$"], node["v"]
+    if tag == "dict":
+        if any(len(pair) != 2 for pair in parts):
+            raise ValueCrossingError("a dict is a list of pairs")
+        return tag, [part for pair in parts for part in pair]
+    if tag in _CONTAINERS and type(parts) is not list:
+        raise ValueCrossingError("a container holds a list")
+    return tag, parts
+
+
+def _decode_leaf(tag: str, body: Any, resolve: Callable[[Any], Any] | None) -> Any:
+    if tag == "int":
+        return int(body, 16)
+    if tag == "float" and body in ("nan", "inf", "-inf"):
+        return float(body)
+    if tag == "str":
+        return base64.b64decode(body, validate=True).decode("utf-8", "surrogatepass")
+    if tag == "bytes":
+        return base64.b64decode(body, validate=True)
+    if tag == "complex":
+        real, imag = (part if type(part) in (int, float) else _decode_leaf("float", part["v"], None) for part in body)
+        return complex(real, imag)
+    if tag == "ndarray":
+        return _decode_array(*body)
+    if tag == "type":
+        return _builtin(body, type)
+    if tag == "exc":
+        cls = _builtin(body[0], type)
+        if not issubclass(cls, BaseException):
+            raise ValueCrossingError("not an exception: " + body[0])
+        return cls(str(body[1]))
+    if tag == "ref" and resolve is not None:
+        return resolve(body)
+    raise ValueCrossingError("unknown tag")
+
+
+def _builtin(name: Any, kind: type) -> Any:
+    found = getattr(builtins, name, None) if type(name) is str else None
+    if not isinstance(found, kind):
+        raise ValueCrossingError("not the name of a builtin type")
+    return found
+
+
+def _decode_array(dtype: str, shape: list[int], body: str) -> Any:
+    data = base64.b64decode(body, validate=True)
+    try:
+        import numpy
+    except ImportError:
+        raise ValueCrossingError("an array, and numpy is not there") from None
+    kind = numpy.dtype(dtype)
+    if kind.kind not in _ARRAY_KINDS or any(type(n) is not int or n < 0 for n in shape):
+        raise ValueCrossingError("not a numeric array")
+    array = numpy.frombuffer(data, kind).reshape(shape).copy()
+    return array[()] if not shape else array
+
+
+def dumps(tree: Any) -> str:
+    """Write an encoded tree as ASCII JSON, however deep it is."""
+    try:
+        return json.dumps(tree, allow_nan=False, separators=(",", ":"))
+    except RecursionError:
+        return _dumps_deep(tree)
+
+
+def _dumps_deep(tree: Any) -> str:
+    out: list[str] = []
+    work: list[Any] = [(tree,)]
+    while work:
+        item = work.pop()
+        if type(item) is str:  # text to write as it is; values come wrapped
+            out.append(item)
+        elif type(item[0]) is list:
+            work += _interleave("[", [[(part,)] for part in item[0]], "]")
+        elif type(item[0]) is dict:
+            work += _interleave("{", [[json.dumps(k) + ":", (v,)] for k, v in item[0].items()], "}")
+        else:
+            out.append(json.dumps(item[0], allow_nan=False))
+    return "".join(out)
+
+
+def _interleave(opening: str, groups: list[list[Any]], closing: str) -> list[Any]:
+    """Give the pieces of a container in the order in which a stack must hold them."""
+    pieces: list[Any] = [opening]
+    for i, group in enumerate(groups):
+        pieces += ([","] if i else []) + group
+    return ([*pieces, closing])[::-1]
+
+
+def loads(text: str) -> Any:
+    """Read JSON text of a hostile origin: bounded depth, no NaN, no recursion error.
+
+    Raises:
+        ValueCrossingError: It is not JSON, is too deep, or holds a constant that is not JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError:
+        return _loads_deep(text)
+    except ValueCrossingError:
+        raise
+    except ValueError as error:  # int() refuses over 4,300 digits: bigger ones cross as hex
+        raise ValueCrossingError("not JSON: %s" % error) from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueCrossingError("not JSON: " + name)
+
+
+def _loads_deep(text: str) -> Any:
+    """Read deep JSON with a stack of our own; only what ``dumps`` writes (no spaces) is taken."""
+    stack: list[Any] = []
+    keys: list[Any] = []
+    value: Any = None
+    at, have = 0, False
+    try:
+        while True:
+            if have and not stack:
+                if at != len(text):
+                    raise ValueCrossingError("not JSON: text after the end")
+                return value
+            mark = text[at]
+            if have:
+                at, have, value = _attach(text, at, mark, stack, keys, value)
+            elif mark in "[{" and text[at + 1] not in "]}":
+                stack.append([] if mark == "[" else {})
+                if len(stack) > 3 * MAX_DEPTH + 64:  # a level of a dict is three of JSON
+                    raise ValueCrossingError("JSON nested too deep")
+                at = at + 1 if mark == "[" else _read_key(text, at + 1, keys)
+            else:
+                value, at = _read_leaf(text, at)
+                have = True
+    except (IndexError, JSONDecodeError, StopIteration):
+        raise ValueCrossingError("not JSON: cut short") from None
+
+
+def _attach(text: str, at: int, mark: str, stack: list[Any], keys: list[Any], value: Any) -> tuple[int, bool, Any]:
+    """Put a finished value into its container; tell where to go on, whether a value is at hand, and which."""
+    top = stack[-1]
+    if type(top) is list:
+        top.append(value)
+    else:
+        top[keys.pop()] = value
+    if mark == ",":
+        return (at + 1 if type(top) is list else _read_key(text, at + 1, keys)), False, None
+    if mark != ("]" if type(top) is list else "}"):
+        raise ValueCrossingError("not JSON: expected , or the end of a container")
+    return at + 1, True, stack.pop()
+
+
+def _read_key(text: str, at: int, keys: list[Any]) -> int:
+    if text[at] != '"':
+        raise ValueCrossingError("not JSON: expected a key")
+    key, at = scanstring(text, at + 1, True)
+    if text[at] != ":":
+        raise ValueCrossingError("not JSON: expected :")
+    keys.append(key)
+    return int(at) + 1
+
+
+#: words of JSON that are whole values, and how each is made
+_WORDS: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("null", lambda: None),
+    ("true", lambda: True),
+    ("false", lambda: False),
+    ("[]", list),
+    ("{}", dict),
+)
+
+
+def _read_leaf(text: str, at: int) -> tuple[Any, int]:
+    if text[at] == '"':
+        value, end = scanstring(text, at + 1, True)
+        return value, end
+    for word, make in _WORDS:
+        if text.startswith(word, at):
+            return make(), at + len(word)
+    match = NUMBER_RE.match(text, at)
+    if match is None:
+        raise ValueCrossingError("not JSON: expected a value")
+    whole, fraction, exponent = match.groups()
+    number = float(match.group()) if fraction or exponent else int(whole)
+    return number, match.end()
