@@ -76,7 +76,7 @@ class GradeResult:
         attempt: Dispatches that were charged before this one, from 0.
         dedup_of: Index of the identical member that was graded instead, or None.
         exit_code: Exit status of the exec, or None.
-        queue_time_ms: Time from submission to dispatch, ms.
+        queue_time_ms: Time from being queued to the dispatch that gave this result, ms.
         fork_time_ms: Time to get a session, ms.
         exec_time_ms: Time of the exec, ms.
         cpu_time_ms: CPU time of the candidate, ms.

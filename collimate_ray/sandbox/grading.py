@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 #: Added to an exec's time-out beyond all its cases' guards, s: interpreter start and report on a crowded machine.
 _MARGIN_S = 20
 
+#: Memory of keeper and launcher beside the candidate's, MiB: two small interpreters and the largest report.
+_KEEPER_MIB = 128
+
 #: Tries of a session that dies: the second death is the candidate's own (design: Verdicts, infra laundering).
 SESSION_TRIES = 2
 
@@ -129,6 +132,8 @@ def _run(
     )
     if preloaded:
         body: dict[str, Any] = {"code": RUNNER_CALL, "stdin": request.encode("ascii")}
+        if "limits" in place.client.features():
+            body["limits"] = _outer_limits(limits)
     else:
         path = f"/tmp/collimate-{nonce[:8]}{secrets.token_hex(8)}.json"
         body = {"code": runner_code(f"main({path!r})"), "files": [{"path": path, "content": request}]}
@@ -144,6 +149,12 @@ def _run(
     if report.load.status == "prelude":  # it ran before the candidate
         raise CheckerError(f"the prelude failed: {': '.join(report.load.exc)}")
     return report, answer
+
+
+def _outer_limits(limits: Mapping[str, float]) -> dict[str, float]:
+    """Give the exec's own limits: the candidate's, with room for its keeper."""
+    outer = {name: limits[name] for name in ("processes", "files", "file_mib")}
+    return {**outer, "memory_mib": limits["memory_mib"] + _KEEPER_MIB}
 
 
 def _preloaded(client: SandboxClient) -> bool:

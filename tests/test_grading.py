@@ -1,0 +1,199 @@
+"""The whole of one grade, on the embedded daemon and on a plain one: in-session program, report, judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from collimate_rl.local_backend import LocalCollimateBackend
+from golden import GOLDEN, Golden, asserting
+
+from collimate_ray.errors import CheckerError, ConfigError, SandboxUnavailable, SessionLost
+from collimate_ray.results import Verdict
+from collimate_ray.sandbox import SandboxClient
+from collimate_ray.sandbox.grading import grade, grade_batch, grade_candidate, prepare_cases
+from collimate_ray.seeds import DET_SEED
+from collimate_ray.spec import UnitTestReward, read_report, runner_code, spec_from_dict
+
+CUBE = spec_from_dict({"kind": "unit_tests", "entry": "cube", "tests": [{"input": [2], "expected": 8}]})
+
+
+@pytest.fixture(scope="module")
+def backend():
+    with LocalCollimateBackend(templates={"python": {"interpreter": sys.executable}}) as backend:
+        yield backend
+
+
+@pytest.fixture
+def plain(backend):
+    with SandboxClient(backend.base_url) as client:
+        yield client
+
+
+@pytest.fixture
+def embedded(daemon):
+    with SandboxClient(unix_socket=daemon.socket) as client:
+        yield client
+
+
+@pytest.fixture(params=["plain", "embedded"])
+def client(request, plain, embedded):
+    return {"plain": plain, "embedded": embedded}[request.param]
+
+
+def graded(client, golden: Golden):
+    return grade(client, "python", golden.code, spec_from_dict(golden.spec), seed=DET_SEED, timeout_seconds=120)
+
+
+def test_golden_candidates_get_their_verdicts(client):
+    with ThreadPoolExecutor(4) as pool:
+        results = dict(zip(GOLDEN, pool.map(lambda golden: graded(client, golden), GOLDEN.values()), strict=True))
+    wrong = {
+        name: (result.verdict, result.reward, dict(result.evidence))
+        for name, result in results.items()
+        if (result.verdict, result.reward) != (Verdict(GOLDEN[name].verdict), GOLDEN[name].reward)
+        or (GOLDEN[name].evidence and GOLDEN[name].evidence not in result.evidence)
+    }
+    assert not wrong
+    assert all(result.valid and result.total > 0 for result in results.values())
+
+
+def test_shared_cases_get_their_rewards(embedded, cases):
+    def reward(case):
+        spec = spec_from_dict(case["spec"])
+        limits = case.get("limits") or {}
+        code = spec.candidate(case["completion"])
+        try:
+            return grade_candidate(embedded, spec, code, seed=DET_SEED, limits=limits).reward
+        except SessionLost:
+            return grade_candidate(embedded, spec, code, seed=DET_SEED, limits=limits).reward
+
+    with ThreadPoolExecutor(4) as pool:
+        rewards = dict(zip(cases, pool.map(reward, cases.values()), strict=True))
+    assert {name: rewards[name] for name in cases} == {name: case["expected_reward"] for name, case in cases.items()}
+
+
+def test_a_candidate_finds_no_secret_in_its_memory(embedded):
+    hunt = """
+def f():
+    found, needle = [], "se" + "cret-of-the-" + "test"
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", 0) as memory:
+        for line in maps:
+            span, mode = line.split()[:2]
+            low, high = (int(part, 16) for part in span.split("-"))
+            if mode.startswith("rw") and high - low < 1 << 28 and "[vv" not in line:
+                memory.seek(low)
+                try: block = memory.read(high - low)
+                except OSError: continue
+                at = block.find(needle.encode())
+                if at >= 0: found.append(line)
+    return len(found) <= 1  # the needle that was just put together
+"""
+    spec = spec_from_dict(asserting("HIDDEN = 'secret-of-the-test'\nassert f() is True", "f"))
+    assert grade_candidate(embedded, spec, hunt, seed=DET_SEED).verdict is Verdict.PASSED
+
+
+def test_the_seed_pins_draws(client):
+    spec = spec_from_dict(asserting("assert 0 <= f() < 1", "f"))
+    drawing = UnitTestReward([{"input": [], "expected": 0.5}], "f")
+    code = "import random\ndef f(): return random.random()"
+    shown = {grade_candidate(client, drawing, code, seed=DET_SEED).cases[0].got for _ in range(2)}
+    assert len(shown) == 1
+    assert grade_candidate(client, spec, code, seed=DET_SEED).reward == 1.0
+
+
+def test_a_specs_memory_limit_reaches_the_candidate(embedded):
+    code = "import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_AS)[0] >> 20 in range(2048, 2400)"
+    spec = UnitTestReward([{"input": [], "expected": True}], "f", limits={"memory_mib": 2048})
+    assert grade_candidate(embedded, spec, code, seed=DET_SEED).reward == 1.0
+
+
+def test_property_cases_follow_the_seed(client):
+    spec = spec_from_dict(GOLDEN["sort right"].spec)
+    first, again, other = (prepare_cases(client, spec, seed) for seed in (DET_SEED, DET_SEED, "ab" * 32))
+    assert first == again != other
+    assert len(first) == 12
+
+
+BAD_CODE_OF_SPECS = {
+    "reference raises": {**GOLDEN["sort right"].spec, "reference": "def reference(x): return 1/0"},
+    "generator loops": {**GOLDEN["sort right"].spec, "generator": "def generate(rng):\n    while 1: pass"},
+    "no generate": {**GOLDEN["sort right"].spec, "generator": "x = 1"},
+    "reference gives an object": {**GOLDEN["sort right"].spec, "reference": "def reference(x): return object()"},
+    "prelude raises": {**GOLDEN["twice right"].spec, "prelude": "1/0"},
+}
+
+
+@pytest.mark.parametrize("data", BAD_CODE_OF_SPECS.values(), ids=BAD_CODE_OF_SPECS)
+def test_a_specs_own_failure_is_no_reward(embedded, data):
+    with pytest.raises(CheckerError):
+        grade(embedded, "python", "solve = twice = sorted", spec_from_dict(data))
+
+
+def test_killing_the_parent_is_the_candidates_own_crash(client):
+    killer = "import os\nos.kill(os.getppid(), 9)\ndef cube(n): return n ** 3"
+    result = grade(client, "python", killer, CUBE)
+    assert (result.reward, result.valid, result.verdict) == (0.0, True, Verdict.CRASHED)
+
+
+def test_no_daemon_is_an_infra_error(tmp_path):
+    with SandboxClient(unix_socket=tmp_path / "none.sock", retry_budget=0.2) as client:
+        with pytest.raises(SandboxUnavailable):
+            grade(client, "python", "def cube(n): return 8", CUBE)
+        codes = ["def cube(n): return 8", "x"]
+        zeros = grade_batch(client, "python", codes, CUBE, on_infra_error="zero")
+        assert [(r.reward, r.valid, r.infra_error, r.error) for r in zeros] == [
+            (0.0, False, True, "SandboxUnavailable")
+        ] * 2
+        assert grade_batch(client, "python", codes, CUBE, on_infra_error="skip") == []
+
+
+def test_grade_batch_keeps_order(client):
+    codes = [f"def cube(n): return {answer}" for answer in (8, 9, 8)]
+    results = grade_batch(client, "python", codes, CUBE, seeds=[None, DET_SEED, None], concurrency=2)
+    assert [r.reward for r in results] == [1.0, 0.0, 1.0]
+    assert results[1].seed == DET_SEED
+
+
+def test_a_session_serves_several_grades(client):
+    session = client.create_session("python")["session_id"]
+    try:
+        for answer, reward in ((8, 1.0), (1, 0.0)):
+            result = grade(client, "python", f"def cube(n): return {answer}", CUBE, session_id=session)
+            assert result.reward == reward
+    finally:
+        client.delete_session(session)
+
+
+@pytest.mark.parametrize("arguments", [{"on_infra_error": "odd"}, {"seeds": [None]}])
+def test_bad_arguments_are_one_line(plain, arguments):
+    with pytest.raises(ConfigError, match="expected"):
+        grade_batch(plain, "python", ["a", "b"], CUBE, **arguments)
+
+
+def test_an_unknown_template_is_the_callers_mistake(client):
+    with pytest.raises(ConfigError, match="rust"):
+        grade(client, "rust", "def cube(n): return 8", CUBE)
+
+
+def test_test_code_is_refused_where_a_plain_daemon_has_no_root(tmp_path):
+    system_python = shutil.which("python3", path="/usr/bin")
+    if os.geteuid() != 0 or system_python is None:
+        pytest.skip("needs root, and an interpreter that another user can read")
+    request = {"kind": "asserts", "nonce": "n", "root_only": True}
+    program = tmp_path / "program.py"
+    program.write_text(runner_code("main()"))
+    with open(program) as source:
+        done = subprocess.run(
+            [system_python, "-c", source.read()], input=json.dumps(request).encode(), capture_output=True, user=65534
+        )
+    assert "without root" in read_report(done.stdout.decode(), "n").refused
+
+
+def test_the_in_session_program_is_small():
+    assert len(runner_code("main('/tmp/x.json')")) < 40 << 10
