@@ -46,7 +46,6 @@ class Watch:
 
     def rebase(self) -> None:
         """Take what is there now as given, for a test that knowingly changes a long-lived fixture."""
-        gc.collect()
         self.baseline = self.snapshot()
 
     def snapshot(self) -> Snapshot:
@@ -61,12 +60,10 @@ class Watch:
     def left(self, patience_s: float = PATIENCE_S) -> list[str]:
         """Name what is left, one line each, after waiting for what is on its way out."""
         end = time.monotonic() + patience_s
-        while True:
-            gc.collect()
-            lines = self._new(self.snapshot())
-            if not lines or time.monotonic() > end:
-                return lines
+        while (lines := self._new(self.snapshot())) and time.monotonic() < end:
+            gc.collect()  # only now: it costs more than the look
             time.sleep(0.05)
+        return lines
 
     def _new(self, now: Snapshot) -> list[str]:
         lines = []

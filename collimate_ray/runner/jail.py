@@ -1,8 +1,7 @@
 """System calls that fence a process in: limits, mounts, capabilities, uids, and the sweep of what is left.
 
-Joined as text into the runner's source and into the exec program of the embedded daemon, so: standard library only,
-Python 3.8+, top-level functions only, nothing of ours imported, nothing run at import. Must not decide who is fenced
-in: callers do. Sources: prctl(2), capabilities(7), mount(2), unshare(2), getrlimit(2).
+Joined as text into the runner's source and the daemon's exec program, so: standard library only, Python 3.8+, top-level
+functions only. Must not decide who is fenced in. Sources: prctl(2), capabilities(7), mount(2), unshare(2).
 """
 
 from __future__ import annotations
@@ -51,18 +50,37 @@ def become_subreaper() -> None:
 
 
 def sweep_children() -> None:
-    """Kill and reap every child until there is none; in a subreaper, orphans too."""
-    me = os.getpid()
+    """Kill and reap all below this process (a subreaper, else its children only) until nothing is left."""
     while True:
-        for pid in child_pids(me):
-            try:
-                os.kill(pid, 9)
-            except ProcessLookupError:
-                pass
+        # stopped first: a dead process makes room for the next fork of a bomb, a stopped one does not
+        seen = signal_tree(os.getpid(), 19)
+        for pid in seen:
+            send_signal(pid, 9)
         try:
-            os.waitpid(-1, 0)
+            for _ in seen or [0]:
+                os.waitpid(-1, 0 if seen else os.WNOHANG)
         except ChildProcessError:
             return
+
+
+def signal_tree(top: int, number: int) -> set[int]:
+    """Signal all below a process until no new one shows up; give them."""
+    seen: set[int] = set()
+    fresh = {top}
+    while fresh:
+        fresh = {child for pid in (top, *seen) for child in child_pids(pid)} - seen
+        for pid in fresh:
+            send_signal(pid, number)
+        seen |= fresh
+    return seen
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
 
 
 def child_pids(parent: int) -> list[int]:
@@ -153,14 +171,13 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 def private_mounts(tmp_dir: str, keep: list[str], work: str = "") -> bool:
     """Enter a mount namespace of our own, with ``tmp_dir`` over the shared directories. Needs CAP_SYS_ADMIN.
 
-    Directories that other uids can't traverse (such as ``/root``) are covered by an empty one where something to keep
-    lies below; what is kept is bound back at its old path. ``tmp_dir`` must belong to this uid: mount points are
-    made in it.
+    A directory that other uids can't traverse (``/root``) is covered where something to keep lies below, what is kept
+    is bound back at its path. ``tmp_dir`` must belong to this uid: mount points are made in it.
 
     Args:
         tmp_dir: Shown as ``/tmp``, ``/var/tmp`` and ``/dev/shm``.
-        keep: Directories that stay readable at their paths, read-only where something had to be covered.
-        work: A directory that stays writable at its path, or "".
+        keep: Directories that stay readable, read-only where something had to be covered.
+        work: A directory that stays writable, or "".
 
     Returns:
         False if the kernel refuses the namespace; nothing is changed then.
