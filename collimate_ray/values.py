@@ -28,6 +28,9 @@ MAX_VALUE_BYTES = 16 << 20
 #: Most parts of one value: bounds a small object that shares its parts 2**n times.
 MAX_PARTS = 2_000_000
 
+#: Keys of one hash in a set or dict, at most; honest ones hardly ever share any.
+_MAX_COLLISIONS = 1000
+
 #: Integers up to here are exact in every JSON reader.
 MAX_PLAIN_INT = 1 << 53
 
@@ -177,13 +180,20 @@ def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
+def _spread(keys: list[Any]) -> list[Any]:
+    """Refuse keys that were chosen to collide: a set of them takes quadratic time to build."""
+    if len(keys) > _MAX_COLLISIONS and len({hash(key) for key in keys}) < len(keys) - _MAX_COLLISIONS:
+        raise ValueCrossingError("keys that collide")
+    return keys
+
+
 #: how a container is made of its decoded parts
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
     "list": lambda parts: parts,
     "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "dict": lambda parts: dict(zip(parts[::2], parts[1::2])),
+    "set": lambda parts: set(_spread(parts)),
+    "frozenset": lambda parts: frozenset(_spread(parts)),
+    "dict": lambda parts: dict(zip(_spread(parts[::2]), parts[1::2])),
 }
 
 
@@ -290,8 +300,10 @@ def _decode_array(dtype: str, shape: list[int], body: str) -> Any:
     except ImportError:
         raise ValueCrossingError("an array, and numpy is not there") from None
     kind = numpy.dtype(dtype)
-    if kind.kind not in _ARRAY_KINDS or any(type(n) is not int or n < 0 for n in shape):
+    if kind.kind not in _ARRAY_KINDS or any(type(n) is not int or not 0 <= n <= MAX_PARTS for n in shape):
         raise ValueCrossingError("not a numeric array")
+    if not data and math.prod(max(n, 1) for n in shape) > MAX_DEPTH:  # as lists, its empty rows would fill the memory
+        raise ValueCrossingError("an empty array of many rows")
     array = numpy.frombuffer(data, kind).reshape(shape).copy()
     return array[()] if not shape else array
 

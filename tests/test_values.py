@@ -162,6 +162,26 @@ def test_the_deep_reader_and_writer_agree_with_json(tree):
     assert values._loads_deep(dumps(tree)) == tree
 
 
+HASH_PERIOD = (1 << 61) - 1
+COLLIDING = [n * HASH_PERIOD for n in range(1, 20_000)]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"$": "set", "v": encode(COLLIDING)},
+        {"$": "frozenset", "v": encode([(n,) for n in COLLIDING])},
+        {"$": "dict", "v": [[encode(n), 0] for n in COLLIDING]},
+        {"$": "ndarray", "v": ["<i8", [1 << 20, 0], ""]},
+        {"$": "ndarray", "v": ["<i8", [1000, 1000, 0], ""]},
+    ],
+    ids=["set", "frozenset", "dict", "rows", "rows of rows"],
+)
+def test_values_made_to_choke_the_judge_are_refused(tree):
+    with pytest.raises(ValueCrossingError):
+        decode(tree)
+
+
 def test_decoding_runs_nothing():
     code = "from collimate_ray.values import *; print(decode(loads(input())))"
     text = json.dumps([{"$": "exc", "v": ["SystemExit", "x"]}, {"$": "type", "v": "object"}])
