@@ -55,9 +55,10 @@ class InfraError(CollimateRayError):
         retriable: True if the same grade may be tried again.
     """
 
-    #: defaults of the class, where an instance does not say
-    admitted: bool = True
-    retriable: bool = True
+    #: What an instance that does not say has. Under other names: Ray raises a class of both its own error and this one,
+    #: which finds the instance's attributes only where the class has none of that name.
+    _admitted = True
+    _retriable = True
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class InfraError(CollimateRayError):
         super().__init__(message, node_id, admitted, retriable)
         self.message = message
         self.node_id = node_id
-        self.admitted = type(self).admitted if admitted is None else admitted
-        self.retriable = type(self).retriable if retriable is None else retriable
+        self.admitted = self._admitted if admitted is None else admitted
+        self.retriable = self._retriable if retriable is None else retriable
 
     def __str__(self) -> str:
         return self.message if self.node_id is None else f"{self.message} (node {self.node_id[:12]})"
@@ -83,13 +84,13 @@ class SandboxUnavailable(InfraError):
 class SandboxDraining(InfraError):
     """503 ``draining``: refused before admission; better elsewhere."""
 
-    admitted = False
+    _admitted = False
 
 
 class SandboxAtCapacity(InfraError):
     """503 ``at_capacity`` (or ``session_bringup_failed``): refused before anything ran."""
 
-    admitted = False
+    _admitted = False
 
 
 class SessionLost(InfraError):
@@ -107,7 +108,7 @@ class NodeLost(InfraError):
 class Poison(InfraError):
     """An index under which three hosts died; it is not dispatched again."""
 
-    retriable = False
+    _retriable = False
 
 
 class GroupFailed(InfraError):

@@ -75,9 +75,7 @@ GOLDEN: dict[str, Golden] = {
     "cube nul": Golden(CUBES, "def cube(n): return 0\n\0", "crashed", 0.0),
     "cube surrogate": Golden(CUBES, "# \ud800\ndef cube(n): return n ** 3", "crashed", 0.0),
     "cube blank": Golden(CUBES, "  \n", "no_code", 0.0),
-    "cube loops once": Golden(
-        PARTLY, "def cube(n):\n    while n == -3: pass\n    return n ** 3", "timeout", 0.75
-    ),
+    "cube loops once": Golden(PARTLY, "def cube(n):\n    while n == -3: pass\n    return n ** 3", "timeout", 0.75),
     "cube sleeps": Golden(CUBES, "import time\ndef cube(n):\n    time.sleep(9)\n    return n ** 3", "timeout", 0.0),
     "cube loops at load": Golden(CUBES, "while True: pass", "timeout", 0.0),
     "cube eats memory": Golden(CUBES, "def cube(n): return len(bytearray(1 << 34))", "memory", 0.0),
@@ -118,7 +116,10 @@ GOLDEN: dict[str, Golden] = {
     # programs
     "adder right": Golden(ADDER, "print(sum(map(int, input().split())))", "passed", 1.0),
     "adder binary": Golden(
-        ADDER, "import sys\nsys.stdout.buffer.write(b'%d' % sum(map(int, sys.stdin.buffer.read().split())))", "passed", 1.0
+        ADDER,
+        "import sys\nsys.stdout.buffer.write(b'%d' % sum(map(int, sys.stdin.buffer.read().split())))",
+        "passed",
+        1.0,
     ),
     "adder /dev/stdin": Golden(ADDER, "print(sum(map(int, open('/dev/stdin').read().split())))", "passed", 1.0),
     "adder thread and atexit": Golden(
@@ -167,7 +168,10 @@ GOLDEN: dict[str, Golden] = {
         0.0,
     ),
     "swallowed break": Golden(
-        asserting("try:\n    boom(1)\nexcept:\n    pass\n", "boom"), "import os\ndef boom(x): os._exit(0)", "crashed", 0.0
+        asserting("try:\n    boom(1)\nexcept:\n    pass\n", "boom"),
+        "import os\ndef boom(x): os._exit(0)",
+        "crashed",
+        0.0,
     ),
     "queue class": Golden(
         asserting(QUEUE_TEST, "Queue"),

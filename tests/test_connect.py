@@ -1,0 +1,241 @@
+"""Which daemon connect() takes, and the embedded one: found or started, once, by whoever comes first."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedServer, answer
+
+from collimate_ray.config import runtime_dir
+from collimate_ray.errors import ConfigError, SandboxUnavailable, WireError
+from collimate_ray.sandbox import SandboxClient, connect, embedded
+from collimate_ray.sandbox import connect as connect_function
+from collimate_ray.sandbox.embedded import Daemon, ensure_daemon, stop_daemon
+
+connect_module = sys.modules[connect_function.__module__]
+
+SOCKET, URL = "COLLIMATE_SERVE_SOCKET", "COLLIMATE_SERVE_URL"
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "environ", "expected"),
+    [
+        ({"unix_socket": "/a", "api_key": "k", "base_url": "http://b"}, {SOCKET: "/e"}, "/a"),
+        ({"base_url": "http://b"}, {SOCKET: "/e", "COLLIMATE_API_KEY": "k", URL: "http://u"}, "http://b"),
+        ({}, {SOCKET: "/e", "COLLIMATE_API_KEY": "k", URL: "http://u"}, "/e"),
+        ({}, {URL: "http://u"}, "http://u"),
+        ({}, {}, "/mounted"),
+    ],
+)
+def test_order(
+    kwargs: dict[str, Any],
+    environ: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    mounted = tmp_path / "serve.sock"
+    mounted.touch()
+    monkeypatch.setattr(connect_module, "SESSION_SOCKET", str(mounted))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with connect(**kwargs, timeout=7) as client:
+        assert client.address == expected.replace("/mounted", str(mounted))
+        assert client.timeout == 7
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "environ", "field"),
+    [
+        ({"api_key": "col_pro_x", "base_url": "http://b"}, {SOCKET: "/e"}, "api_key"),
+        ({}, {"COLLIMATE_API_KEY": "col_pro_x", URL: "http://u"}, "COLLIMATE_API_KEY"),
+    ],
+)
+def test_the_gateway_is_for_later(
+    kwargs: dict[str, Any], environ: dict[str, str], field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"^{field}: expected none") as caught:
+        connect(**kwargs)
+    assert "col_pro_x" not in str(caught.value)
+
+
+def test_wrong_slots_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLIMATE_SLOTS", "none")
+    with pytest.raises(ConfigError, match="COLLIMATE_SLOTS"):
+        connect()
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """A key whose daemon is ended after the test."""
+    name = f"test-{os.urandom(3).hex()}"
+    yield name
+    path = str(runtime_dir() / name / "serve.sock")
+    if os.path.exists(path):
+        with SandboxClient(unix_socket=path) as client:
+            stop_daemon(Daemon(path, client.health()["pid"], False))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for another process; the test's own time-out ends it."""
+    while not condition():
+        time.sleep(0.01)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_started_then_found_then_stopped(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    first = ensure_daemon(key, slots=3, memory_mib=2048)
+    assert first.started
+    assert ensure_daemon(key) == Daemon(first.socket, first.pid, False)
+    with SandboxClient(unix_socket=first.socket) as client:
+        health = client.health()
+        assert client.exec_once("python", code="print('hello')")["stdout"] == "hello\n"
+    assert (health["pid"], health["slots"]) == (first.pid, 3)
+    # no child of ours, nothing of ours
+    assert parent_of(first.pid) != os.getpid()
+    assert os.getsid(first.pid) != os.getsid(0)
+    assert os.readlink(f"/proc/{first.pid}/cwd") == "/"
+    targets = [os.readlink(f"/proc/{first.pid}/fd/{name}") for name in os.listdir(f"/proc/{first.pid}/fd")]
+    assert os.readlink(f"/proc/self/fd/{write}") not in targets
+    assert b"HF_TOKEN" not in Path(f"/proc/{first.pid}/environ").read_bytes()
+    os.close(read)
+    os.close(write)
+    stop_daemon(first)
+    assert not os.path.exists(first.socket)
+    stop_daemon(first)
+
+
+ENSURE = """
+import json, sys
+from collimate_ray.sandbox.embedded import ensure_daemon
+sys.stdin.readline()
+daemon = ensure_daemon(sys.argv[1])
+print(json.dumps([daemon.pid, daemon.started]))
+"""
+
+
+def test_eight_processes_at_once_get_one_daemon(key: str) -> None:
+    command = [sys.executable, "-c", ENSURE, key]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    starters = [subprocess.Popen(command, **pipes) for _ in range(8)]
+    for starter in starters:
+        starter.stdin.write("go\n")
+        starter.stdin.flush()
+    results = [json.loads(starter.communicate()[0]) for starter in starters]
+    assert len({pid for pid, _ in results}) == 1
+    assert sorted(started for _, started in results) == [False] * 7 + [True]
+    assert not list(runtime_dir().glob("*.lock"))
+
+
+def test_dead_socket_is_replaced(key: str) -> None:
+    first = ensure_daemon(key)
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: not embedded._running(first.pid))
+    assert os.path.exists(first.socket)
+    second = ensure_daemon(key)
+    assert second.started
+    assert second.pid != first.pid
+
+
+def test_daemon_that_ends_is_replaced_by_one_that_lives(key: str) -> None:
+    first = ensure_daemon(key)
+    os.kill(first.pid, signal.SIGTERM)
+    until(lambda: not embedded._running(first.pid))
+    second = ensure_daemon(key)
+    assert second.started
+    stop_daemon(first)  # a pid that is not the daemon's any more is left alone
+    assert ensure_daemon(key) == Daemon(second.socket, second.pid, False)
+
+
+def test_daemon_that_does_not_answer_is_not_replaced(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = ensure_daemon(key)
+    monkeypatch.setattr(embedded, "PROBE_S", 0.2)
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SandboxUnavailable, match="Read timed out"):
+            ensure_daemon(key)
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    assert ensure_daemon(key).pid == daemon.pid
+
+
+@pytest.mark.parametrize("key_text", ["", "../up", "a b", "ä"])
+def test_keys_that_name_no_directory(key_text: str) -> None:
+    with pytest.raises(ConfigError, match="key: expected letters"):
+        ensure_daemon(key_text)
+
+
+def test_start_that_fails_says_why(key: str) -> None:
+    with pytest.raises(SandboxUnavailable, match=r"the embedded daemon did not start: .*slots") as caught:
+        ensure_daemon(key, slots=0)
+    assert caught.value.admitted is False
+    (runtime_dir() / f"{key}.log").unlink()
+
+
+def test_what_answers_and_is_no_daemon_is_left_alone(key: str) -> None:
+    folder = runtime_dir() / key
+    folder.mkdir(mode=0o700)
+    with (
+        ScriptedServer(folder / "serve.sock", [answer({"status": "ok"})]),
+        pytest.raises(WireError, match="no daemon of ours"),
+    ):
+        ensure_daemon(key)
+    folder.rmdir()
+
+
+@pytest.fixture
+def local(key: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The key that connect() uses, made one of this test's own."""
+    monkeypatch.setattr(connect_module, "LOCAL_KEY", key)
+    return key
+
+
+def test_connect_ends_at_the_embedded_daemon(local: str) -> None:
+    with connect(timeout=60) as client:
+        assert client.address == str(runtime_dir() / local / "serve.sock")
+        assert client.exec_once("python", code="print(1 + 1)")["stdout"] == "2\n"
+        with connect() as other:
+            assert other.health()["pid"] == client.health()["pid"]
+
+
+def test_lease_is_renewed_while_the_client_lives(local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, str]] = []
+    real = SandboxClient._call
+
+    def recorded(self: SandboxClient, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append((method, path))
+        return real(self, method, path, *args, **kwargs)
+
+    monkeypatch.setattr(SandboxClient, "_call", recorded)
+    monkeypatch.setattr(connect_module, "RENEW_S", 0.02)
+    client = connect()
+    until(lambda: len([1 for method, path in sent if "/v1/owners/client-" in path]) >= 3)
+    client.close()
+    assert sent[-1][0] == "DELETE"
+    count = len(sent)
+    client.close()
+    assert len(sent) == count
+    # one that is forgotten gives up its lease too
+    client = connect()
+    del client
+    gc.collect()
+    assert sent[-1][0] == "DELETE"

@@ -1,0 +1,103 @@
+"""Lives of the actors on a single raylet: ended, killed, idle, and hosts that die under a candidate."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from conftest_ray import PATIENCE_S, PROSE, RIGHT, SQUARE, raylets, started, stats, until
+from ray.cluster_utils import Cluster
+
+from collimate_ray.errors import GraderClosed, GroupFailed
+from collimate_ray.grader import get, start, stop
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Cluster]:
+    with raylets(1) as made:
+        yield made
+
+
+class DyingDaemon(BaseHTTPRequestHandler):
+    """Healthy, until it is asked to run something: then the connection breaks."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = b'{"status": "ok", "templates": ["python"], "features": [], "pid": 1}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.close_connection = True
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def dying_daemon() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), DyingDaemon) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_no_verdict_is_never_a_reward(node: Cluster, dying_daemon: str) -> None:
+    with started(1, daemon=dying_daemon, slots=2) as grader:
+        with pytest.raises(GroupFailed) as caught:
+            ray.get(grader.grade_group.remote([PROSE, RIGHT], SQUARE), timeout=PATIENCE_S)
+        assert caught.value.partial.valid[1] == np.False_
+        masked = ray.get(
+            grader.grade_group.remote([RIGHT], SQUARE, on_infra_error="mask"), timeout=PATIENCE_S
+        )
+        assert masked.valid.tolist() == [False]
+        assert masked.results[0].reward is None
+        assert masked.results[0].error == "Poison"
+        assert stats(grader)["infra_errors"]["SandboxUnavailable"] >= 3
+
+
+def test_restarted_grader_is_found_by_an_old_handle(node: Cluster) -> None:
+    with started(1) as grader:
+        assert ray.get(grader.grade.remote(RIGHT, SQUARE)).reward == 1.0
+        waiting = grader.grade_group.remote([RIGHT] * 50, SQUARE)
+        stop(grader)
+        stop(grader)
+        with pytest.raises(GraderClosed):
+            ray.get(waiting, timeout=PATIENCE_S)
+        start()
+        until(lambda: _works(grader))
+
+
+def _works(grader: Any) -> bool:
+    try:
+        return bool(ray.get(grader.grade.remote(RIGHT, SQUARE), timeout=PATIENCE_S).reward == 1.0)
+    except (GraderClosed, ray.exceptions.RayActorError):
+        return False
+
+
+def test_idle_grader_ends(node: Cluster) -> None:
+    start(idle_timeout_s=1)
+    until(lambda: not ray.util.list_named_actors(all_namespaces=True))
+    with pytest.raises(GraderClosed):
+        get()
+
+
+def test_killed_grader_leaves_what_stop_finds(node: Cluster) -> None:
+    grader = start()
+    ray.kill(grader.actor())
+    until(lambda: len(ray.util.list_named_actors(all_namespaces=True)) == 1)
+    stop()
+    assert not ray.util.list_named_actors(all_namespaces=True)
