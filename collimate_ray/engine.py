@@ -193,9 +193,7 @@ class Engine:
         node = self.scheduler.stats()["nodes"].get(node_id)
         return int(node["running"]) if node else 0
 
-    def _join(
-        self, submission: Submission, spec: Mapping[str, Any], waiter: asyncio.Future[GroupResult]
-    ) -> None:
+    def _join(self, submission: Submission, spec: Mapping[str, Any], waiter: asyncio.Future[GroupResult]) -> None:
         group = self._open.get(submission.key)
         if group is not None:
             group.waiters.add(waiter)
@@ -203,9 +201,7 @@ class Engine:
         deadline = self._clock() + submission.deadline_s
         self._open[submission.key] = OpenGroup(submission, spec, deadline, {waiter})
         self.feed(
-            GroupSubmitted(
-                submission.key, submission.seeds, deadline, submission.on_infra_error, submission.single
-            )
+            GroupSubmitted(submission.key, submission.seeds, deadline, submission.on_infra_error, submission.single)
         )
 
     def _leave(self, key: str, waiter: asyncio.Future[GroupResult]) -> None:
@@ -239,9 +235,7 @@ class Engine:
             group.sent[item.index] = (item.attempt, now)
             key = (item.group_id, item.index, item.attempt)
             items.append(ShardItem(key, asked.completions[item.index], item.seed))
-            terms[item.group_id] = Terms(
-                asked.spec.spec_hash, asked.limits, max(0.0, group.deadline - now) + GUARD_S
-            )
+            terms[item.group_id] = Terms(asked.spec.spec_hash, asked.limits, max(0.0, group.deadline - now) + GUARD_S)
             specs[asked.spec.spec_hash] = group.spec
         self._carrier.send(node_id, tuple(items), terms, specs)
 

@@ -321,9 +321,7 @@ class Fleet:
             missing = await self._run(member, shard)
             if missing:
                 again = tuple(item for item in items if terms[item.key[0]].spec_hash in missing)
-                await self._run(
-                    member, replace(shard, items=again, specs={name: specs[name] for name in missing})
-                )
+                await self._run(member, replace(shard, items=again, specs={name: specs[name] for name in missing}))
             member.specs.update(specs)
         except Exception as error:  # noqa: BLE001 - boundary: a shard that was not taken is work for another node
             text = f"the node did not take its shard: {_words(error)}"
@@ -366,9 +364,7 @@ class Fleet:
     def _problems(self) -> str:
         if not self.members:
             label = self._config.node_label
-            return (
-                f"no living node carries the label {label!r}" if label else "the cluster has no living node"
-            )
+            return f"no living node carries the label {label!r}" if label else "the cluster has no living node"
         return "; ".join(f"node {name[:12]}: {member.problem}" for name, member in self.members.items())
 
     def _state(self, member: Member) -> NodeState:

@@ -192,9 +192,7 @@ class Grader:
             if not self._calls:
                 break
             await asyncio.sleep(FAREWELL_S / FAREWELL_LOOKS)
-        await asyncio.sleep(
-            FAREWELL_S / FAREWELL_LOOKS
-        )  # Ray sends the answers after the calls have returned
+        await asyncio.sleep(FAREWELL_S / FAREWELL_LOOKS)  # Ray sends the answers after the calls have returned
 
     async def _end_when_idle(self) -> None:
         while self._calls or time.monotonic() - self._engine.touched < self._config.idle_timeout_s:

@@ -160,9 +160,7 @@ class GraderHandle:
         )
         return self.actor().grade.remote(submission)
 
-    def _grade_group(
-        self, completions: Sequence[str], spec: RewardSpec | Mapping[str, Any], **options: Any
-    ) -> Any:
+    def _grade_group(self, completions: Sequence[str], spec: RewardSpec | Mapping[str, Any], **options: Any) -> Any:
         return self.actor().grade_group.remote(self._submission(completions, spec, **options))
 
     def _grade_groups(self, groups: Sequence[Mapping[str, Any]]) -> Any:

@@ -61,9 +61,7 @@ class CaseCache:
         self._client = client
         self._lock = threading.Lock()
         #: (spec hash, seed) -> its lock and, once made, the one-element list of its cases; least recent first
-        self._entries: OrderedDict[tuple[str, str], tuple[threading.Lock, list[Sequence[Case]]]] = (
-            OrderedDict()
-        )
+        self._entries: OrderedDict[tuple[str, str], tuple[threading.Lock, list[Sequence[Case]]]] = OrderedDict()
 
     def get(self, job: Job) -> Sequence[Case]:
         """Give a job's cases; the first caller makes them, others of the same key wait. Failures are not kept.

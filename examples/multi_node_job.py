@@ -53,9 +53,7 @@ def report(stats: dict[str, Any]) -> None:
 def main() -> None:
     """Join the cluster, start the grader, run the workers."""
     parser = argparse.ArgumentParser(description="Grade from several workers of a running Ray cluster.")
-    parser.add_argument(
-        "--address", default="auto", help="of the cluster's head, as host:port (default: auto)"
-    )
+    parser.add_argument("--address", default="auto", help="of the cluster's head, as host:port (default: auto)")
     options = parser.parse_args()
     ray.init(address=options.address, log_to_driver=False)
     try:

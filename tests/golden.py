@@ -210,6 +210,12 @@ GOLDEN: dict[str, Golden] = {
         "passed",
         1.0,
     ),
+    "range argument": Golden(
+        asserting("assert f(range(3)) == [0, 1, 2]\nassert f(x for x in 'ab') == ['a', 'b']", "f"),
+        "def f(items): return list(items)",
+        "passed",
+        1.0,
+    ),
     "generator": Golden(
         asserting("g = f(2)\nassert next(g) == 2\nassert list(g) == [1]", "f"),
         "def f(n):\n    while n:\n        yield n\n        n -= 1",

@@ -67,9 +67,7 @@ def test_files_are_written_with_parents_and_final_newline(daemon):
     ]
     answer = daemon.run(command="od -c a/b.txt; wc -c < e; wc -c < s", files=files)
     assert answer["stdout"].split() == ["0000000", "x", "\\n", "0000002", "0", "4"]
-    assert (
-        "can't be written" in daemon.run(command="true", files=[{"path": "/proc/x", "content": ""}])["stdout"]
-    )
+    assert "can't be written" in daemon.run(command="true", files=[{"path": "/proc/x", "content": ""}])["stdout"]
 
 
 def test_stdin_larger_than_a_pipe_while_output_flows(daemon):
@@ -77,9 +75,7 @@ def test_stdin_larger_than_a_pipe_while_output_flows(daemon):
     answer = daemon.run(command="base64 -w0", stdin_b64=base64.b64encode(data).decode())
     assert base64.b64decode(answer["stdout"]) == data
     assert daemon.run(command="cat")["stdout"] == ""
-    assert (
-        daemon.run(command="exec 0<&-; echo x", stdin_b64=base64.b64encode(data).decode())["stdout"] == "x\n"
-    )
+    assert daemon.run(command="exec 0<&-; echo x", stdin_b64=base64.b64encode(data).decode())["stdout"] == "x\n"
 
 
 def test_flood_is_capped(daemon):
@@ -154,11 +150,7 @@ def test_wall_limit(daemon):
 
 @pytest.mark.skipif(not ROOT, reason="without root all of a user's processes are counted together")
 def test_fork_bomb_is_bounded(daemon):
-    bomb = (
-        "import os, time\nn = 0\n"
-        "try:\n    while os.fork(): n += 1\n    time.sleep(60)\n"
-        "except OSError: print(n)"
-    )
+    bomb = "import os, time\nn = 0\ntry:\n    while os.fork(): n += 1\n    time.sleep(60)\nexcept OSError: print(n)"
     answer = daemon.run(code=bomb, limits={"processes": 20}, timeout_seconds=20)
     assert answer["stdout"].strip() == "19"
 

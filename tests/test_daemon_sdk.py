@@ -47,9 +47,7 @@ def test_sandbox_moves_bytes_exactly(served):
 
 def test_grade_batch(served):
     _, client = served
-    spec = collimate_rl.UnitTestReward(
-        tests=[{"input": [2, 3], "expected": 5}, {"input": [0, 0], "expected": 0}]
-    )
+    spec = collimate_rl.UnitTestReward(tests=[{"input": [2, 3], "expected": 5}, {"input": [0, 0], "expected": 0}])
     candidates = [
         "def solve(a, b): return a + b",
         "def solve(a, b): return 5",

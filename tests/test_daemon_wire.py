@@ -46,10 +46,7 @@ def test_a_session_from_birth_to_death(daemon):
     path = f"/v1/sessions/{made['session_id']}"
     assert daemon.call("POST", f"{path}/exec", {"command": "echo x > f"})[1]["exit_code"] == 0
     assert daemon.call("POST", f"{path}/exec", {"command": "cat f"})[1]["stdout"] == "x\n"
-    assert (
-        daemon.call("POST", f"{path}/exec", {"command": "sleep 9", "timeout_seconds": 1})[1]["exit_code"]
-        == -1
-    )
+    assert daemon.call("POST", f"{path}/exec", {"command": "sleep 9", "timeout_seconds": 1})[1]["exit_code"] == -1
     assert daemon.call("POST", f"{path}/exec", {"command": "cat f"})[1]["stdout"] == "x\n"
     status, info = daemon.call("GET", path)
     assert (status, info["exec_count"], info["template_id"]) == (200, 4, "py")
@@ -66,9 +63,7 @@ def test_execs_of_a_session_run_one_after_the_other(daemon):
     name = daemon.call("POST", "/v1/sessions", {"template_id": "py"})[1]["session_id"]
     path = f"/v1/sessions/{name}/exec"
     command = "echo a >> log; sleep 0.1; echo b >> log"
-    threads = [
-        threading.Thread(target=daemon.call, args=("POST", path, {"command": command})) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=daemon.call, args=("POST", path, {"command": command})) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -192,9 +187,7 @@ def test_deleting_a_session_ends_its_exec(daemon):
     name = daemon.call("POST", "/v1/sessions", {"template_id": "py"})[1]["session_id"]
     answers = []
     path = f"/v1/sessions/{name}"
-    work = threading.Thread(
-        target=lambda: answers.append(daemon.call("POST", f"{path}/exec", {"command": "sleep 60"}))
-    )
+    work = threading.Thread(target=lambda: answers.append(daemon.call("POST", f"{path}/exec", {"command": "sleep 60"})))
     work.start()
     daemon.until(lambda health: health["running"] == 1, "running")
     assert daemon.call("DELETE", path)[1]["deleted"]

@@ -18,12 +18,8 @@ SOURCE = Path(jail.__file__)
 
 def run(code, **options):
     """Run code that sees the jail's names, as the runner and the exec program do: as text."""
-    program = (
-        f"import sys\nsource = {str(SOURCE)!r}\nexec(compile(open(source).read(), source, 'exec'))\n{code}"
-    )
-    return subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, **options
-    )
+    program = f"import sys\nsource = {str(SOURCE)!r}\nexec(compile(open(source).read(), source, 'exec'))\n{code}"
+    return subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, timeout=60, **options)
 
 
 def test_it_is_small_plain_text():

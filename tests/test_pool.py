@@ -102,9 +102,7 @@ def test_deadline_that_has_passed(slots: SlotPool) -> None:
     assert isinstance(done.get(timeout=60).error, InfraError)
 
 
-def test_cases_are_made_once_for_all_candidates(
-    client: SandboxClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_are_made_once_for_all_candidates(client: SandboxClient, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     real = pool_module.prepare_cases
 
@@ -127,9 +125,7 @@ def test_cases_are_made_once_for_all_candidates(
     assert len({id(found.get()) for _ in threads}) == 1
 
 
-def test_cases_that_can_not_be_made_are_asked_for_again(
-    client: SandboxClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_that_can_not_be_made_are_asked_for_again(client: SandboxClient, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Any] = [SessionLost("a"), SessionLost("b"), SessionLost("c"), ["cases"]]
 
     def scripted(*args: Any, **options: Any) -> Any:

@@ -86,9 +86,7 @@ def test_same_request_joins_and_is_remembered() -> None:
         answer(engine, book)
         assert await first is await second
         assert await submit(engine, ["a"], group_id="g") is await first
-        other = submit(
-            engine, ["b"], group_id="g"
-        )  # other work under the same name is not answered from memory
+        other = submit(engine, ["b"], group_id="g")  # other work under the same name is not answered from memory
         await asyncio.sleep(0)
         assert len(book.sent) == 1
         other.cancel()

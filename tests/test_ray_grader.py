@@ -74,10 +74,7 @@ def test_same_request_gets_the_same_answer(grader: GraderHandle) -> None:
 
 def test_single_rollouts(grader: GraderHandle) -> None:
     spec = spec_from_dict(SQUARE)
-    refs = [
-        grader.grade.remote(text, spec, group_id="s", index=i)
-        for i, text in enumerate([RIGHT, WRONG, PARTLY])
-    ]
+    refs = [grader.grade.remote(text, spec, group_id="s", index=i) for i, text in enumerate([RIGHT, WRONG, PARTLY])]
     assert [result.reward for result in wait(refs)] == [1.0, 0.0, 0.5]
 
 
@@ -171,9 +168,7 @@ def test_ray_cancel_frees_the_slots(grader: GraderHandle) -> None:
 
 def test_drained_node_gets_nothing_new_while_its_work_ends(grader: GraderHandle) -> None:
     ref = grader.grade_group.remote([slow(2)] * 6, SQUARE)
-    nodes = until(
-        lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"]
-    )
+    nodes = until(lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"])
     node_id = next(iter(nodes))
     try:
         assert wait(grader.drain_node.remote(node_id[:8])) == node_id
@@ -186,9 +181,7 @@ def test_drained_node_gets_nothing_new_while_its_work_ends(grader: GraderHandle)
         assert node_id not in {result.node_id for result in after.results}
     finally:
         wait(grader.undrain_node.remote(node_id))
-    until(
-        lambda: node_id in {r.node_id for r in wait(grader.grade_group.remote([RIGHT] * 8, SQUARE)).results}
-    )
+    until(lambda: node_id in {r.node_id for r in wait(grader.grade_group.remote([RIGHT] * 8, SQUARE)).results})
 
 
 def test_drain_of_nobody(grader: GraderHandle) -> None:
@@ -260,18 +253,14 @@ def test_wrong_start(cluster: Cluster, options: dict[str, Any], words: str) -> N
 
 
 def test_start_that_no_node_can_obey_leaves_nothing(grader: GraderHandle) -> None:
-    with pytest.raises(
-        ConfigError, match="require_tier: expected a daemon of tier 'microvm', found 'rlimits'"
-    ):
+    with pytest.raises(ConfigError, match="require_tier: expected a daemon of tier 'microvm', found 'rlimits'"):
         start(name="strict", require_tier="microvm")
     assert not [row for row in ray.util.list_named_actors(all_namespaces=True) if "strict" in row["name"]]
 
 
 def test_node_actor_that_dies_is_made_anew_and_adopts_its_daemon(grader: GraderHandle) -> None:
     ref = grader.grade_group.remote([slow(0.5)] * 12, SQUARE)
-    before = until(
-        lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"]
-    )
+    before = until(lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"])
     node_id = next(iter(before))
     ray.kill(ray.get_actor(actor_name(GraderConfig(), node_id), namespace=NAMESPACE), no_restart=False)
     assert wait(ref).rewards.tolist() == [1.0] * 12
@@ -281,9 +270,7 @@ def test_node_actor_that_dies_is_made_anew_and_adopts_its_daemon(grader: GraderH
 
 def test_daemon_that_dies_is_started_anew(grader: GraderHandle, no_leftovers: Watch) -> None:
     ref = grader.grade_group.remote([slow(0.5)] * 12, SQUARE)
-    before = until(
-        lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"]
-    )
+    before = until(lambda: all(n["running"] for n in stats(grader)["nodes"].values()) and stats(grader)["nodes"])
     node_id = next(iter(before))
     os.kill(before[node_id]["daemon_pid"], signal.SIGKILL)
     assert wait(ref).rewards.tolist() == [1.0] * 12

@@ -60,9 +60,7 @@ def test_no_verdict_is_never_a_reward(node: Cluster, dying_daemon: str) -> None:
         with pytest.raises(GroupFailed) as caught:
             ray.get(grader.grade_group.remote([PROSE, RIGHT], SQUARE), timeout=PATIENCE_S)
         assert caught.value.partial.valid[1] == np.False_
-        masked = ray.get(
-            grader.grade_group.remote([RIGHT], SQUARE, on_infra_error="mask"), timeout=PATIENCE_S
-        )
+        masked = ray.get(grader.grade_group.remote([RIGHT], SQUARE, on_infra_error="mask"), timeout=PATIENCE_S)
         assert masked.valid.tolist() == [False]
         assert masked.results[0].reward is None
         assert masked.results[0].error == "Poison"

@@ -142,9 +142,7 @@ def _program(body: dict[str, Any]) -> tuple[str, str]:
         if "\0" in text:
             raise bad(field, "text without NUL", text)
         return "command", text
-    raise Refusal(
-        ErrorCode.BAD_REQUEST, "command: expected one of command, commands, code, found none of them"
-    )
+    raise Refusal(ErrorCode.BAD_REQUEST, "command: expected one of command, commands, code, found none of them")
 
 
 def _joined(commands: object) -> str:
@@ -160,9 +158,7 @@ def _seed(seed: object) -> str:
     if seed is None:
         return fresh_seed()
     if not isinstance(seed, str) or not is_valid_seed(seed):
-        raise Refusal(
-            ErrorCode.INVALID_SEED, f"seed: expected 64 hex characters, found {json.dumps(seed)[:80]}"
-        )
+        raise Refusal(ErrorCode.INVALID_SEED, f"seed: expected 64 hex characters, found {json.dumps(seed)[:80]}")
     return seed
 
 

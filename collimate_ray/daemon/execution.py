@@ -154,9 +154,7 @@ class Execution:
         self._loop.add_reader(self._out, self._on_output)
         if stdin_write >= 0:
             os.set_blocking(stdin_write, False)
-            self._loop.add_writer(
-                stdin_write, self._feed, stdin_write, [memoryview(self.request.stdin or b"")]
-            )
+            self._loop.add_writer(stdin_write, self._feed, stdin_write, [memoryview(self.request.stdin or b"")])
 
     def _take(self) -> bool:
         """Take what the pipe holds, within the cap; False if nothing is left to take."""

@@ -94,9 +94,7 @@ class Front:
             self.busy -= 1
             self.last_request = time.monotonic()
 
-    async def _answer(
-        self, connection: _Connection, method: str, target: str, body: bytes
-    ) -> tuple[int, Any] | None:
+    async def _answer(self, connection: _Connection, method: str, target: str, body: bytes) -> tuple[int, Any] | None:
         """Answer, or give up (None) when the client closes the connection."""
         work = asyncio.ensure_future(self._handler(method, target, body))
         closed = asyncio.ensure_future(connection.wait_closed())
@@ -159,9 +157,7 @@ class _Connection:
             if event is not h11.NEED_DATA:
                 return event
             if self._http.they_are_waiting_for_100_continue:
-                self._writer.write(
-                    self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b""
-                )
+                self._writer.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
             # a client may keep an unused connection as long as it likes; a half-sent header may not wait for ever
             silence = None if idle and not self._http.trailing_data[0] else _SILENCE_S
             self._http.receive_data(await asyncio.wait_for(self._reader.read(_CHUNK), silence))
@@ -200,10 +196,7 @@ class _Connection:
 
 def _check_headers(request: h11.Request) -> None:
     # h11 bounds what it has not understood yet; a header that came in the last piece may still be larger
-    if (
-        len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
-        > MAX_HEADER_BYTES
-    ):
+    if len(request.target) + sum(len(name) + len(value) for name, value in request.headers) > MAX_HEADER_BYTES:
         raise _Unfit(431, f"header: expected at most {MAX_HEADER_BYTES} bytes, found more")
     for name, value in request.headers:
         if name == b"origin":

@@ -29,9 +29,7 @@ def boot_command(lib: Path, request_fd: int, ready_fd: int) -> list[str]:
     return [sys.executable, "-I", "-B", "-X", "utf8", "-c", program]
 
 
-def boot_request(
-    request: ExecRequest, home: Home, place: Place, uid: int | None, keep: list[str]
-) -> dict[str, Any]:
+def boot_request(request: ExecRequest, home: Home, place: Place, uid: int | None, keep: list[str]) -> dict[str, Any]:
     """Give what ``boot.py`` is told: all of the request but its standard input, and the fence."""
     given = request.own_limits
     limits = {} if request.kind == "runner" else {**_DEFAULT_LIMITS, **given}

@@ -160,9 +160,7 @@ def mark_of(pid: int) -> str:
     except OSError:
         return ""
     prefix = f"{MARK}=".encode()
-    return next(
-        (entry[len(prefix) :].decode("ascii", "replace") for entry in entries if entry.startswith(prefix)), ""
-    )
+    return next((entry[len(prefix) :].decode("ascii", "replace") for entry in entries if entry.startswith(prefix)), "")
 
 
 def kill_leftovers(digest: str, is_session_uid: Callable[[int], bool]) -> int:

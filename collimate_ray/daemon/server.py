@@ -125,9 +125,7 @@ class _Daemon:
             return await asyncio.start_unix_server(
                 self._front.serve, sock=listener, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
             )
-        return await asyncio.start_server(
-            self._front.serve, sock=listener, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
-        )
+        return await asyncio.start_server(self._front.serve, sock=listener, limit=MAX_HEADER_BYTES, backlog=_BACKLOG)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

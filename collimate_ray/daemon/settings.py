@@ -84,9 +84,7 @@ def _check_path(path: str) -> None:
     if not path or "\0" in path:
         raise ConfigError(f"socket: expected a path, found {path!r}")
     if length > MAX_SOCKET_PATH_BYTES:
-        raise ConfigError(
-            f"socket: expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes, found {length}: {path}"
-        )
+        raise ConfigError(f"socket: expected a path of at most {MAX_SOCKET_PATH_BYTES} bytes, found {length}: {path}")
 
 
 def _is_loopback(host: str) -> bool:

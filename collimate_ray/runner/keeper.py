@@ -106,4 +106,3 @@ _KINDS = {"calls": run_calls, "programs": run_programs, "asserts": run_asserts}
 def _signed(nonce: str, report: dict[str, Any]) -> bytes:
     body = base64.b64encode(zlib.compress(dumps(report).encode("ascii"), 1))
     return " ".join([REPORT_MARK, nonce, body.decode("ascii")]).encode("ascii") + b"\n"
-

@@ -35,8 +35,8 @@ OBJECT_OPS: dict[str, Callable[..., Any]] = {
 for _name in "eq ne lt le gt ge add sub mul truediv floordiv mod pow matmul and_ or_ xor neg pos abs invert".split():
     OBJECT_OPS[_name] = getattr(operator, _name)
 
-#: What a candidate may do with an argument that stayed with the keeper.
-ARGUMENT_OPS: dict[str, Callable[..., Any]] = {"iter": iter, "next": next}
+#: What a candidate may do with an argument that stayed with the keeper: what a container offers, and no attribute.
+ARGUMENT_OPS = {name: OBJECT_OPS[name] for name in ("iter", "next", "len", "bool", "getitem", "reversed")}
 
 #: Most objects of one end that the other may hold: bounds a candidate that hands out handles without end.
 MAX_OBJECTS = 100_000
@@ -209,7 +209,8 @@ class Peer:
         if op == "get":
             return {"a": self.encode(target)}
         if op != "call" and op not in self._ops:
-            raise AttributeError("only calls and steps cross")
+            refusal = AttributeError if op in ("getattr", "setattr") else TypeError
+            raise refusal("an argument of the test offers calls and what a container does")
         if op != "call":
             return {"a": self.encode(self._ops[str(op)](target, *args))}
         kwargs = args.pop() if message.get("kw") else {}

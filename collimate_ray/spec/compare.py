@@ -177,5 +177,3 @@ def checker_from(value: Any, kind: str) -> Checker:
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9:
             raise SpecError(f"checker.{option}: expected a number of 0 or more, found {number!r}")
     return Checker(name, Tolerance(**options))
-
-
