@@ -1,4 +1,4 @@
-"""Graded candidates of the project's own, each with the verdict it must get: (spec, code, verdict, reward, evidence)."""
+"""Graded candidates of the project's own, each with the verdict it must get: spec, code, verdict, reward, evidence."""
 
 from __future__ import annotations
 
