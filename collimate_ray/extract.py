@@ -11,6 +11,8 @@ import re
 import warnings
 from dataclasses import dataclass
 
+from collimate_ray.source import parse_python
+
 _FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
 
 #: First words of an info string that mean Python.
@@ -128,7 +130,7 @@ def _body(lines: list[str], indent: str) -> str:
 
 def _tree(code: str) -> ast.Module | None:
     try:
-        return ast.parse(code, _FILENAME)
+        return parse_python(code, _FILENAME)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 

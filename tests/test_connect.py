@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -98,6 +99,15 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def descriptors_of(pid: int) -> list[str]:
+    """What a process has open; one that closes while we look is left out."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
 def test_started_then_found_then_stopped(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     read, write = os.pipe()
@@ -113,7 +123,7 @@ def test_started_then_found_then_stopped(key: str, monkeypatch: pytest.MonkeyPat
     assert parent_of(first.pid) != os.getpid()
     assert os.getsid(first.pid) != os.getsid(0)
     assert os.readlink(f"/proc/{first.pid}/cwd") == "/"
-    targets = [os.readlink(f"/proc/{first.pid}/fd/{name}") for name in os.listdir(f"/proc/{first.pid}/fd")]
+    targets = descriptors_of(first.pid)
     assert os.readlink(f"/proc/self/fd/{write}") not in targets
     assert b"HF_TOKEN" not in Path(f"/proc/{first.pid}/environ").read_bytes()
     os.close(read)

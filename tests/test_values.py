@@ -121,7 +121,7 @@ def test_endless_and_huge_values_are_refused(make):
         encode(make())
 
 
-BAD_TEXT = ["", "[1,", '{"$":1', "NaN", "[1}", "[" * 50_000, "[" * 9_000 + "]" * 9_000, "1" * 5000, '{"a"' * 4000]
+BAD_TEXT = ["", "[1,", '{"$":1', "NaN", "[1}", "[" * 50_000, "[" * 9_000 + "]" * 9_000, '{"a"' * 4000]
 BAD_TREES = [
     {"$": "tuple"},
     {"$": "tuple", "v": 3},

@@ -78,9 +78,10 @@ Runs the sandbox daemon of one node in the foreground, on a unix socket or on a 
 Whoever can connect can run code in its sandboxes: the socket's directory is private (0700), a
 port is open to every user of this machine.
 
-SIGTERM drains: new work is refused, running work finishes, then it exits with 0; a second one,
-or Ctrl-C at any time, ends it at once. The first line on standard error says where it listens; with --json a
-JSON line on standard output says it too: {{"socket": "/tmp/sandbox/serve.sock", "pid": 4711}}
+SIGTERM drains: new work is refused, running work finishes, then it exits with 0. A second one,
+or Ctrl-C at any time, ends it at once. The first line on standard error says where it listens;
+with --json a JSON line on standard output says it too:
+  {{"socket": "/tmp/sandbox/serve.sock", "pid": 4711}}
 
 examples:
   collimate-ray serve --socket /tmp/sandbox/serve.sock

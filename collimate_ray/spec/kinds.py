@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from collimate_ray.errors import CheckerError, SpecError
+from collimate_ray.source import parse_python
 from collimate_ray.spec.base import Case, RewardSpec, Scoring
 from collimate_ray.spec.compare import Checker, checker_from
 from collimate_ray.spec.report import CaseRecord, Report
@@ -162,7 +163,7 @@ class PropertyReward(_CallSpec):
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= 10_000:
             raise SpecError(f"k: expected a whole number from 1 to 10,000, found {self.k!r}")
         try:
-            ast.parse(self._source())
+            parse_python(self._source())
         except (SyntaxError, ValueError) as error:
             raise SpecError(f"reference or generator is not Python: {error}") from None
 
@@ -206,7 +207,7 @@ class PropertyReward(_CallSpec):
 def _defines_reference(source: str) -> bool:
     """Tell functions from the SDK's form: a top-level ``def reference``."""
     try:
-        return any(isinstance(node, ast.FunctionDef) and node.name == "reference" for node in ast.parse(source).body)
+        return any(isinstance(node, ast.FunctionDef) and node.name == "reference" for node in parse_python(source).body)
     except (SyntaxError, ValueError):
         return False
 
@@ -280,7 +281,7 @@ class AssertReward(RewardSpec):
             if not isinstance(source, str):
                 raise SpecError(f"{name}: expected text, found {_short(source)}")
             try:
-                tree = ast.parse(source)
+                tree = parse_python(source)
             except (SyntaxError, ValueError) as error:
                 raise SpecError(f"{name} is not Python: {error}") from None
             if name == "test_code" and not any(isinstance(part, ast.Assert | ast.Call) for part in ast.walk(tree)):

@@ -13,6 +13,8 @@ import re
 import zlib
 from pathlib import Path
 
+from collimate_ray.source import parse_python
+
 #: The order in which the texts are joined: each uses only what stands above it.
 _ORDER = (
     "values",
@@ -42,7 +44,7 @@ def runner_version() -> str:
 @functools.cache
 def runner_source() -> str:
     """Give the program: a module that defines ``main(request_path="")``, without comments, docstrings and types."""
-    body = [node for text in _texts() for node in ast.parse(text).body if not _is_dropped(node)]
+    body = [node for text in _texts() for node in parse_python(text).body if not _is_dropped(node)]
     bare = _Bare().visit(ast.Module(body, []))
     return _INDENT.sub(lambda indent: " " * (len(indent.group()) // 4), ast.unparse(bare)) + "\n"
 
