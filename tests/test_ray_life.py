@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socketserver
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from conftest_ray import PATIENCE_S, PROSE, RIGHT, SQUARE, raylets, started, stats, until
+from collimate_rl.local_backend import LocalCollimateBackend
+from conftest_ray import PARTLY, PATIENCE_S, PROSE, RIGHT, SQUARE, raylets, started, stats, until
 from ray.cluster_utils import Cluster
 
 from collimate_ray.errors import GraderClosed, GroupFailed
@@ -53,6 +55,15 @@ def dying_daemon() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+def test_the_published_stand_in_grades_too(node: Cluster) -> None:
+    backend = LocalCollimateBackend(templates={"python": {"interpreter": sys.executable}})
+    asserts = {"kind": "assert_tests", "test_code": "assert solve(3) == 9", "entry": "solve"}
+    with backend, started(1, daemon=backend.base_url, slots=2) as grader:
+        group = ray.get(grader.grade_group.remote([RIGHT, PARTLY, PROSE], SQUARE))
+        assert group.rewards.tolist() == [1.0, 0.5, 0.0]
+        assert ray.get(grader.grade.remote(RIGHT, asserts)).reward == 1.0
 
 
 def test_no_verdict_is_never_a_reward(node: Cluster, dying_daemon: str) -> None:
