@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 
@@ -191,3 +192,13 @@ def test_descriptors_do_not_leak_and_their_lack_is_no_death(tmp_path):
         subprocess.run(["prlimit", f"--pid={daemon.pid}", "--nofile=1000:"], check=True)
         assert daemon.run(command="echo hi")["stdout"] == "hi\n"
         daemon.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be fenced in by mounts")
+def test_isolation_does_not_depend_on_where_the_socket_is(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/run") as elsewhere:
+        found = []
+        for top in (tmp_path, elsewhere):
+            with Daemon(socket=f"{top}/d/serve.sock") as daemon:
+                found.append(daemon.call("GET", "/v1/health")[1]["isolation"])
+        assert found[0] == found[1]

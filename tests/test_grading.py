@@ -13,7 +13,7 @@ import pytest
 from collimate_rl.local_backend import LocalCollimateBackend
 from golden import GOLDEN, Golden, asserting
 
-from collimate_ray.errors import CheckerError, ConfigError, SandboxUnavailable, SessionLost
+from collimate_ray.errors import CheckerError, ConfigError, SandboxUnavailable, SessionLost, SpecError
 from collimate_ray.results import Verdict
 from collimate_ray.sandbox import SandboxClient
 from collimate_ray.sandbox.grading import grade, grade_batch, grade_candidate, prepare_cases
@@ -123,7 +123,7 @@ def test_property_cases_follow_the_seed(client):
 BAD_CODE_OF_SPECS = {
     "reference raises": {**GOLDEN["sort right"].spec, "reference": "def reference(x): return 1/0"},
     "generator loops": {**GOLDEN["sort right"].spec, "generator": "def generate(rng):\n    while 1: pass"},
-    "no generate": {**GOLDEN["sort right"].spec, "generator": "x = 1"},
+    "generate raises": {**GOLDEN["sort right"].spec, "generator": "def generate(rng): return rng.nothing()"},
     "reference gives an object": {**GOLDEN["sort right"].spec, "reference": "def reference(x): return object()"},
     "prelude raises": {**GOLDEN["twice right"].spec, "prelude": "1/0"},
 }
@@ -170,10 +170,27 @@ def test_a_session_serves_several_grades(client):
         client.delete_session(session)
 
 
-@pytest.mark.parametrize("arguments", [{"on_infra_error": "odd"}, {"seeds": [None]}])
+BAD_ARGUMENTS = [
+    {"on_infra_error": "odd"},
+    {"seeds": [None]},
+    {"seeds": ["xyz", None]},
+    {"timeout_seconds": 0},
+    {"concurrency": 0},
+    {"candidates": "def cube(n): return 8"},
+    {"candidates": [1, 2]},
+    {"spec": "unit_tests"},
+]
+
+
+@pytest.mark.parametrize("arguments", BAD_ARGUMENTS, ids=str)
 def test_bad_arguments_are_one_line(plain, arguments):
-    with pytest.raises(ConfigError, match="expected"):
-        grade_batch(plain, "python", ["a", "b"], CUBE, **arguments)
+    asked = {"candidates": ["a", "b"], "spec": CUBE, **arguments}
+    with pytest.raises((ConfigError, SpecError), match="expected"):
+        grade_batch(plain, "python", asked.pop("candidates"), asked.pop("spec"), **asked)
+
+
+def test_a_dict_is_a_spec_too(plain):
+    assert grade(plain, "python", "def cube(n): return 8", CUBE.to_dict()).reward == 1.0
 
 
 def test_an_unknown_template_is_the_callers_mistake(client):

@@ -76,7 +76,10 @@ BAD = {
     "prelude": ({**ASSERT, "prelude": "import"}, "prelude is not Python"),
     "k": ({**PROPERTY, "k": 0}, "k: expected"),
     "reference": ({**PROPERTY, "reference": ""}, "reference: expected source text"),
-    "generator": ({**PROPERTY, "generator": "def generate(:"}, "not Python"),
+    "generator": ({**PROPERTY, "generator": "def generate(:"}, "generator is not Python"),
+    "reference of another name": ({**PROPERTY, "reference": "def cube(x):\n    return x"}, "def reference"),
+    "reference is broken": ({**PROPERTY, "reference": "def reference(x) return x"}, "reference is not Python"),
+    "no generate": ({**PROPERTY, "generator": "def gen(rng):\n    return [1]"}, "def generate"),
 }
 
 

@@ -62,7 +62,7 @@ async def choose_mode(home: Home, keep: list[str], family: Family) -> tuple[str,
         reason = await _trial(home, keep, family)
         if not reason:
             return _ALWAYS + _EXTRA[mode]
-        _log.info("isolation mode %s does not work here: %s", mode, reason)
+        _log.warning("isolation mode %s does not work here, sessions are less apart: %s", mode, reason)
     raise ConfigError(f"serve: expected that an exec can run here, found: {reason}")
 
 

@@ -190,9 +190,9 @@ def private_mounts(tmp_dir: str, keep: list[str], work: str = "") -> bool:
     blocked = {blocked_at(path) for path in kept} - {""}
     covers = sorted(path for path in blocked if not _below(path, shared))
     handles = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in sorted(kept, key=len)]
+    tmp_handle = os.open(tmp_dir, os.O_PATH | os.O_DIRECTORY)  # it may lie below what is covered next
     for path in covers:
         _mount("none", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    tmp_handle = os.open(tmp_dir, os.O_PATH | os.O_DIRECTORY)
     for path in shared:
         _mount("/proc/self/fd/%d" % tmp_handle, path, "", _MS_BIND)
     for path, handle in handles:

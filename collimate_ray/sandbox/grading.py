@@ -18,7 +18,7 @@ from collimate_ray.errors import CheckerError, ConfigError, InfraError, SessionL
 from collimate_ray.results import GradeResult, Verdict, infra_failure
 from collimate_ray.sandbox.client import SandboxClient
 from collimate_ray.sandbox.wire import MAX_TIMEOUT_S, RUNNER_CALL
-from collimate_ray.seeds import fresh_seed
+from collimate_ray.seeds import fresh_seed, is_valid_seed
 from collimate_ray.spec import (
     RUNNER_VERSION,
     Case,
@@ -26,6 +26,7 @@ from collimate_ray.spec import (
     Report,
     ReportMissing,
     RewardSpec,
+    as_spec,
     effective_limits,
     read_report,
     runner_code,
@@ -230,10 +231,10 @@ def grade(
     client: SandboxClient,
     template_id: str,
     candidate: str,
-    spec: RewardSpec,
+    spec: RewardSpec | Mapping[str, Any],
     *,
     seed: str | None = None,
-    timeout_seconds: int = 30,
+    timeout_seconds: float = 30,
     session_id: str | None = None,
 ) -> GradeResult:
     """Grade one candidate without Ray (the SDK's form).
@@ -241,16 +242,21 @@ def grade(
     Args:
         client: The daemon, as ``connect()`` gives it.
         template_id: The session template.
-        candidate: Code, taken as it is.
-        spec: What to run and how to judge it.
+        candidate: Code, taken as it is; for a model's text call ``extract_code`` first.
+        spec: What to run and how to judge it, or its dict.
         seed: 64 hex characters, or None: a fresh one.
-        timeout_seconds: Seconds for all cases together.
+        timeout_seconds: Seconds for all cases together, above 0.
         session_id: A session to run in, or None: a fresh one, discarded.
 
     Raises:
+        ConfigError: An argument is wrong.
         InfraError: No verdict.
         SpecError: The spec is wrong or cannot run here.
     """
+    spec = as_spec(spec)
+    _check("candidate", candidate, isinstance(candidate, str), "code as text")
+    _check("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters or None")
+    _check_number("timeout_seconds", timeout_seconds)
     chosen = seed or fresh_seed()
     limits = {"total_time_s": float(timeout_seconds)}
     for _ in range(SESSION_TRIES):
@@ -269,10 +275,10 @@ def grade_batch(
     client: SandboxClient,
     template_id: str,
     candidates: Sequence[str],
-    spec: RewardSpec,
+    spec: RewardSpec | Mapping[str, Any],
     *,
     seeds: Sequence[str | None] | None = None,
-    timeout_seconds: int = 30,
+    timeout_seconds: float = 30,
     concurrency: int = 24,
     on_infra_error: str = "raise",
 ) -> list[GradeResult]:
@@ -281,10 +287,10 @@ def grade_batch(
     Args:
         client: The daemon, as ``connect()`` gives it.
         template_id: The session template.
-        candidates: Code of each, shape (n,).
-        spec: What to run and how to judge it.
+        candidates: Code of each, shape (n,); for a model's text call ``extract_code`` first.
+        spec: What to run and how to judge it, or its dict.
         seeds: A seed each, shape (n,), or None: fresh ones.
-        timeout_seconds: Seconds for all cases of one candidate together.
+        timeout_seconds: Seconds for all cases of one candidate together, above 0.
         concurrency: Grades at once, at least 1.
         on_infra_error: ``raise`` the first; ``zero``: reward 0.0 and not valid; ``skip``: left out, so the list is
             shorter.
@@ -296,18 +302,32 @@ def grade_batch(
         ConfigError: An argument is wrong.
         InfraError: A grade has no verdict and ``on_infra_error`` is ``raise``.
     """
-    if on_infra_error not in ("raise", "zero", "skip"):
-        raise ConfigError(f"on_infra_error: expected raise, zero or skip, found {on_infra_error!r}")
-    if seeds is not None and len(seeds) != len(candidates):
-        raise ConfigError(f"seeds: expected one a candidate ({len(candidates)}), found {len(seeds)}")
+    spec = as_spec(spec)
+    _check("candidates", candidates, not isinstance(candidates, str | bytes), "a list of code")
+    _check("on_infra_error", on_infra_error, on_infra_error in ("raise", "zero", "skip"), "raise, zero or skip")
+    paired = seeds is None or len(seeds) == len(candidates)
+    _check("seeds", seeds, paired, f"one a candidate ({len(candidates)})")
+    _check_number("timeout_seconds", timeout_seconds)
+    _check_number("concurrency", concurrency)
     one = _grader_of(client, template_id, spec, timeout_seconds, on_infra_error)
-    with ThreadPoolExecutor(max(1, concurrency)) as pool:
+    with ThreadPoolExecutor(concurrency) as pool:
         results = list(pool.map(one, candidates, seeds or [None] * len(candidates)))
     return [result for result in results if result.valid] if on_infra_error == "skip" else results
 
 
+def _check(name: str, value: object, good: bool, expected: str) -> None:
+    if not good:
+        found = repr(value)
+        raise ConfigError(f"{name}: expected {expected}, found {found if len(found) <= 60 else found[:57] + '...'}")
+
+
+def _check_number(name: str, value: object) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
+    _check(name, value, good, "a number above 0")
+
+
 def _grader_of(
-    client: SandboxClient, template_id: str, spec: RewardSpec, timeout_seconds: int, on_infra_error: str
+    client: SandboxClient, template_id: str, spec: RewardSpec, timeout_seconds: float, on_infra_error: str
 ) -> Callable[[str, str | None], GradeResult]:
     def one(candidate: str, seed: str | None) -> GradeResult:
         try:

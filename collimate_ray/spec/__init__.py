@@ -9,7 +9,7 @@ from collimate_ray.spec.kinds import (
     reward_spec_from_ground_truth,
 )
 from collimate_ray.spec.limits import checked_limits, effective_limits
-from collimate_ray.spec.parse import spec_from_dict
+from collimate_ray.spec.parse import as_spec, spec_from_dict
 from collimate_ray.spec.program import runner_code, runner_source, runner_version
 from collimate_ray.spec.report import Report, ReportMissing, read_report
 
@@ -27,6 +27,7 @@ __all__ = [
     "RewardSpec",
     "StdioReward",
     "UnitTestReward",
+    "as_spec",
     "checked_limits",
     "effective_limits",
     "read_report",

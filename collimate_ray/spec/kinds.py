@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -162,13 +163,33 @@ class PropertyReward(_CallSpec):
                 raise SpecError(f"{name}: expected source text, found {_short(value)}")
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= 10_000:
             raise SpecError(f"k: expected a whole number from 1 to 10,000, found {self.k!r}")
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        """Check both sources, each by itself so that the line of an error is the user's own."""
+        if not _defines(self.reference, "reference"):
+            self._check_sdk_form()
+            return
+        for name, wanted in (("reference", "reference"), ("generator", "generate")):
+            source = getattr(self, name)
+            try:
+                parse_python(source)
+            except (SyntaxError, ValueError) as error:
+                raise SpecError(f"{name} is not Python: {error}") from None
+            if not _defines(source, wanted):
+                raise SpecError(f"{name}: expected source with a top-level def {wanted}(...), found none")
+
+    def _check_sdk_form(self) -> None:
         try:
             parse_python(self._source())
-        except (SyntaxError, ValueError) as error:
-            raise SpecError(f"reference or generator is not Python: {error}") from None
+        except (SyntaxError, ValueError):
+            raise SpecError(
+                "reference: expected source with a top-level def reference(...), or the body of a function of x with "
+                f"an expression as generator, found {_short(self.reference)}"
+            ) from None
 
     def _source(self) -> str:
-        if _defines_reference(self.reference):
+        if _defines(self.reference, "reference"):
             return f"{self.reference}\n{self.generator}\n"
         body = textwrap.indent(textwrap.dedent(self.reference), "    ")
         return f"import random\ndef reference(x):\n{body}\ndef generate(rng):\n    return [{self.generator}]\n"
@@ -204,12 +225,12 @@ class PropertyReward(_CallSpec):
             raise CheckerError(f"reference or generator: {error}") from None
 
 
-def _defines_reference(source: str) -> bool:
-    """Tell functions from the SDK's form: a top-level ``def reference``."""
+def _defines(source: str, name: str) -> bool:
+    """Tell whether source has a top-level function of that name; the SDK's form of a property has none."""
     try:
-        return any(isinstance(node, ast.FunctionDef) and node.name == "reference" for node in parse_python(source).body)
+        return any(isinstance(node, ast.FunctionDef) and node.name == name for node in parse_python(source).body)
     except (SyntaxError, ValueError):
-        return False
+        return re.search(rf"^def {name}\b", source, re.MULTILINE) is not None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,19 @@ KINDS: dict[str, type[RewardSpec]] = {
 }
 
 
+def as_spec(spec: object) -> RewardSpec:
+    """Take a spec as it is, or make one of its JSON.
+
+    Raises:
+        SpecError: It is neither, or the JSON is wrong.
+    """
+    if isinstance(spec, RewardSpec):
+        return spec
+    if not isinstance(spec, Mapping):
+        raise SpecError(f"spec: expected a RewardSpec or a dict, found {type(spec).__name__}")
+    return spec_from_dict(spec)
+
+
 def spec_from_dict(data: Any) -> RewardSpec:
     """Make a spec from its JSON; ``scoring`` defaults to ``all``.
 
