@@ -1,6 +1,6 @@
 """The embedded node-local daemon: the control-plane wire on one machine, an exec a process.
 
-Must not import Ray or the grader. Sources: design/WIRE.md and the issue "Embedded daemon". ``serve`` blocks.
+Must not import Ray or the grader. Source: design/WIRE.md. ``serve`` blocks.
 """
 
 from collimate_ray.daemon.server import serve
