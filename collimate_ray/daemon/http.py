@@ -1,6 +1,6 @@
 """The HTTP front: strict HTTP/1.1 on asyncio streams, keep-alive, a closed connection cancels its request.
 
-Must not know what a request means. Sources: RFC 9112 as h11 keeps it; limits of the issue "Embedded daemon": header
+Must not know what a request means. Sources: RFC 9112 as h11 keeps it; limits: header
 64 KiB, body 64 MiB, 60 s of silence in the middle of a request.
 """
 

@@ -1,6 +1,6 @@
 """The daemon's life: private directory, sockets, signals, drain, linger, and leaving nothing behind.
 
-Must not know what a request means. Source: the issue "Embedded daemon" and design/DESIGN.md ("Ray").
+Must not know what a request means. Source: design/DESIGN.md ("Ray").
 """
 
 from __future__ import annotations

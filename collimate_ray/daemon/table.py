@@ -1,6 +1,6 @@
 """The daemon's state: sessions, owners' leases, running execs. Runs execs in sessions, reaps what nobody wants.
 
-Must not know HTTP or JSON. Source: design/WIRE.md (routes, errors, owner, cancel), issue "Embedded daemon".
+Must not know HTTP or JSON. Source: design/WIRE.md (routes, errors, owner, cancel).
 """
 
 from __future__ import annotations
