@@ -31,7 +31,7 @@ from collimate_ray.core import (
     SetTimer,
     TimerFired,
 )
-from collimate_ray.errors import GraderClosed, GroupFailed, InfraError
+from collimate_ray.errors import ConfigError, GraderClosed, GroupFailed, InfraError, SpecError
 from collimate_ray.messages import JobKey, Outcome, ShardItem, Submission, Terms
 from collimate_ray.results import GradeResult, GroupResult
 
@@ -106,6 +106,8 @@ class Engine:
         self._counts: Counter[str] = Counter()
         self._verdicts: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
+        #: errors of specs by class: nobody's infrastructure was at fault
+        self._spec_errors: Counter[str] = Counter()
         #: verdicts by node
         self._done: Counter[str] = Counter()
         self._times: deque[float] = deque(maxlen=TIMES_KEPT)
@@ -178,6 +180,7 @@ class Engine:
             "grades": self._counts["grades"],
             "verdicts": dict(self._verdicts),
             "infra_errors": dict(self._errors),
+            "spec_errors": dict(self._spec_errors),
             "reroutes": self._counts["reroutes"],
             "groups": self._counts["groups"],
             "groups_failed": self._counts["groups_failed"],
@@ -254,7 +257,8 @@ class Engine:
         if sent_attempt != attempt:
             return  # a late answer of a superseded dispatch
         if outcome.result is None:
-            self._errors[type(outcome.error).__name__] += 1
+            at_fault = self._spec_errors if isinstance(outcome.error, SpecError | ConfigError) else self._errors
+            at_fault[type(outcome.error).__name__] += 1
             return
         self._counts["grades"] += 1
         self._done[node_id] += 1

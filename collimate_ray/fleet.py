@@ -186,7 +186,7 @@ class Fleet:
         self.closed = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(self._dismiss(member, member.up) for member in self.members.values()))
+        await asyncio.gather(*(self._dismiss(member, member.up or member.fatal) for member in self.members.values()))
         self.members.clear()
 
     async def _reconcile_for_ever(self) -> None:

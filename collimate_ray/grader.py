@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from collimate_ray.homeloop import HomeLoop
 from collimate_ray.messages import GraderConfig, Outcome, SpecParcel, Submission
 from collimate_ray.node import DEFAULT_TEMPLATE, actor_name
 from collimate_ray.results import GradeResult, GroupResult
+from collimate_ray.submission import positive
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,11 @@ class Grader:
         return __version__
 
     @ray.method(concurrency_group="ctl")
+    async def config(self) -> GraderConfig:
+        """Give how it was started."""
+        return self._config
+
+    @ray.method(concurrency_group="ctl")
     async def report(self, node_id: str, outcomes: Sequence[Outcome]) -> None:
         """Take in a node's answers."""
         self._home.soon(self._engine.absorb, node_id, outcomes)
@@ -119,10 +126,7 @@ class Grader:
         """Count what happened since the start.
 
         Returns:
-            ``grades``, ``verdicts`` by name, ``infra_errors`` by class, ``reroutes``, ``groups``, ``groups_failed``,
-            ``open_groups``, ``queued`` candidates, ``grade_ms`` with ``p50`` and ``p99`` from dispatch to answer, ms,
-            and ``nodes`` by id: ``state``, ``problem``, ``slots``, ``running``, ``done``, ``host``, ``daemon``,
-            ``daemon_pid``, ``tier``.
+            See ``GraderHandle.stats``.
         """
         return await self._home.run(self._stats())
 
@@ -230,6 +234,8 @@ def start(
 ) -> GraderHandle:
     """Start the cluster's grader, or find the one that is there; its first ``start`` decided how it is.
 
+    A later ``start`` that asks for something else gets the running grader, and a warning in the log.
+
     Args:
         name: The grader's actor name.
         namespace: Namespace of all its actors.
@@ -265,7 +271,9 @@ def start(
         node_label=node_label,
         idle_timeout_s=idle_timeout_s,
     )
-    _same_version(_ready_version(config))
+    version, running = _ready(config)
+    _same_version(version)
+    _warn_of_differences(config, running)
     return GraderHandle(name, namespace)
 
 
@@ -278,16 +286,17 @@ def get(name: str = "grader", *, namespace: str = "collimate", timeout_s: float 
         timeout_s: Longest wait for its first answer, s, above 0.
 
     Raises:
-        ConfigError: Ray is not initialised, or the grader runs another version of this package.
+        ConfigError: Ray is not initialised, an argument is wrong, or the grader runs another version of this package.
         GraderClosed: There is none, or it does not answer in time.
     """
-    actor = find_actor(name, namespace)
+    positive("timeout_s", timeout_s)
+    handle = GraderHandle(name, namespace)
     try:
-        version = ray.get(actor.version.remote(), timeout=timeout_s)
+        version = ray.get(handle.actor().version.remote(), timeout=timeout_s)
     except ray.exceptions.RayError as error:
         raise GraderClosed(f"the grader {name!r} does not answer: {type(error).__name__}") from error
     _same_version(version)
-    return GraderHandle(name, namespace)
+    return handle
 
 
 def stop(handle_or_name: GraderHandle | str = "grader") -> None:
@@ -297,8 +306,10 @@ def stop(handle_or_name: GraderHandle | str = "grader") -> None:
         handle_or_name: A handle, or a name in the namespace ``collimate``.
 
     Raises:
-        ConfigError: Ray is not initialised.
+        ConfigError: Ray is not initialised, or it is neither a handle nor a name.
     """
+    if not isinstance(handle_or_name, (GraderHandle, str)):
+        raise ConfigError(f"handle_or_name: expected a GraderHandle or a name, found {handle_or_name!r}")
     handle = handle_or_name if isinstance(handle_or_name, GraderHandle) else GraderHandle(handle_or_name)
     try:
         actor = find_actor(handle.name, handle.namespace)
@@ -352,14 +363,18 @@ def _create(config: GraderConfig, soft: bool) -> Any:
     return actor_class.options(**options).remote(config)
 
 
-def _ready_version(config: GraderConfig) -> str:
-    """Create or find the grader, wait until it can grade; a dying one that was found is replaced."""
+def _ready(config: GraderConfig) -> tuple[str, GraderConfig]:
+    """Create or find the grader, wait until it can grade; a dying one that was found is replaced.
+
+    Returns:
+        Its version, and how it was started.
+    """
     died = ""
     for number in range(START_TRIES):
         actor = _create(config, soft=number > 0)  # not here where Ray drains this node
         try:
-            version: str = ray.get(actor.ready.remote(START_S), timeout=START_S + CALL_S)
-            return version
+            version, running = ray.get([actor.ready.remote(START_S), actor.config.remote()], timeout=START_S + CALL_S)
+            return version, running
         except ray.exceptions.RayTaskError as error:
             _end(actor, actor.shutdown.remote())
             raise _own(error) from None
@@ -367,6 +382,17 @@ def _ready_version(config: GraderConfig) -> str:
             died = str(error).strip().rpartition("\n")[2]
             logger.warning("grader %r: %s, made anew", config.name, type(error).__name__)
     raise GraderClosed(f"the grader {config.name!r} can't be started: it died {START_TRIES} times: {died}")
+
+
+def _warn_of_differences(asked: GraderConfig, running: GraderConfig) -> None:
+    """Say which settings were asked for in vain. One that has its default was not asked for."""
+    different = [
+        f"{field.name} (asked for {getattr(asked, field.name)!r}, it has {getattr(running, field.name)!r})"
+        for field in dataclasses.fields(GraderConfig)
+        if getattr(asked, field.name) not in (field.default, getattr(running, field.name))
+    ]
+    if different:
+        logger.warning("start: the grader %r runs with other settings: %s", asked.name, ", ".join(different))
 
 
 def _same_version(version: str) -> None:

@@ -209,7 +209,6 @@ class NodeLife:
 
     async def release(self, stop_daemon: bool) -> None:
         """See ``NodeGrader.shutdown``."""
-        stop_daemon = stop_daemon or self._state.daemon_ours
         for task in self._tasks:
             if task is not asyncio.current_task():
                 task.cancel()
@@ -217,7 +216,8 @@ class NodeLife:
             pool, self._pool = self._pool, None
             if pool is not None:
                 await self._blocking(pool.close)
-            await self._blocking(self._daemon.close, stop_daemon)
+            # asked only now: a hello that failed may have started a daemon and told nobody
+            await self._blocking(self._daemon.close, stop_daemon or self._daemon.ours)
 
     def _begin(self) -> None:
         """Open the daemon and make sure of an idle pool; blocks."""
@@ -321,5 +321,5 @@ class NodeLife:
 
 
 def host_slots() -> int:
-    """Give the slots of a whole host: half its cores x 4 (design, Ray: the nodes are the trainer's too)."""
+    """Give the slots of a whole host: half its cores, the rest being the trainer's, x 4."""
     return max(1, 2 * len(os.sched_getaffinity(0)))

@@ -60,11 +60,16 @@ class NodeDaemon:
         """What the daemon advertised when it was opened."""
         return self._features
 
+    @property
+    def ours(self) -> bool:
+        """Whether it is an embedded daemon that we started."""
+        return self._daemon is not None and self._daemon.pid in self._started
+
     def describe(self) -> dict[str, Any]:
         """Give the daemon's fields of ``NodeState``."""
         pid = self._daemon.pid if self._daemon else 0
         where = self._daemon.socket if self._daemon else self._config.daemon
-        return {"daemon": where, "daemon_pid": pid, "daemon_ours": pid in self._started, "tier": self._tier}
+        return {"daemon": where, "daemon_pid": pid, "daemon_ours": self.ours, "tier": self._tier}
 
     def open(self) -> None:
         """Find or start the daemon, and check it; may take 15 s.

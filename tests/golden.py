@@ -61,6 +61,13 @@ else:
 TWICE = asserting("def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == [1, 1]\n", "twice")
 EQUALS_ALL = "class E:\n    __eq__ = lambda a, b: True\n    __ne__ = lambda a, b: False\n    __hash__ = lambda a: 1\n"
 
+FIND_PEER = """
+import gc
+def peer():
+    return next(x for x in gc.get_objects() if type(x).__name__ == 'Peer')
+"""
+NODE = "class Node:\n    def __init__(self, value, next=None):\n        self.value, self.next = value, next\n"
+
 GOLDEN: dict[str, Golden] = {
     # functions
     "cube right": Golden(CUBES, "def cube(n): return n ** 3", "passed", 1.0),
@@ -130,6 +137,16 @@ GOLDEN: dict[str, Golden] = {
         1.0,
     ),
     "adder wrong": Golden(ADDER, "print(5)", "failed", 0.0),
+    "adder with a prelude": Golden(
+        {**ADDER, "prelude": "import math"},
+        "from __future__ import annotations\nprint(math.floor(sum(map(int, input().split()))))",
+        "passed",
+        1.0,
+    ),
+    "adder by little": Golden(
+        ADDER, "import time\nwhile True:\n    print(1, flush=True)\n    time.sleep(.01)", "timeout", 0.0
+    ),
+    "adder says its prelude failed": Golden(ADDER, "import os\nos.write(3, b'P')\nexit(1)", "crashed", 0.0),
     "adder silent": Golden(ADDER, "", "no_code", 0.0),
     "adder says nothing": Golden(ADDER, "pass", "failed", 0.0),
     "adder exit status": Golden(ADDER, "print(sum(map(int, input().split()))); exit(3)", "crashed", 0.0),
@@ -231,6 +248,66 @@ GOLDEN: dict[str, Golden] = {
     "shared process": Golden(
         asserting("class Sub(Base): pass\nassert Sub().x == 3", "Base", isolation="shared"),
         "class Base: x = 3",
+        "passed",
+        1.0,
+    ),
+    "builtin type called in the keeper": Golden(
+        asserting("assert f(3) == 9", "f"),
+        FIND_PEER + "def f(x):\n    X = peer().call(type, ('X', (object,), {'__eq__': type}), {})\n"
+        "    return peer().call(X, (), {})",
+        "crashed",
+        0.0,
+    ),
+    "handle of nothing": Golden(
+        asserting("assert f(3) == 9", "f"),
+        "import os, json, struct\ndef f(x):\n    m = json.dumps({'q': 1, 'op': 'call', 'on': {'$': 'type', 'v': 'set'},"
+        " 'args': []}).encode()\n    os.write(4, struct.pack('>I', len(m)) + m)\n    return 9",
+        "crashed",
+        0.0,
+        "protocol_bytes",
+    ),
+    "order by objects": Golden(
+        asserting("assert abs(f(3) - 9) < 1e-6", "f"),
+        "class X:\n    __sub__ = __rsub__ = __abs__ = lambda *a: X()\n    __lt__ = lambda *a: True\n"
+        "def f(x): return X()",
+        "crashed",
+        0.0,
+    ),
+    "stop iteration": Golden(
+        asserting("assert all(map(lambda t: f(t) == 9, [3, 4]))", "f"), "def f(x): raise StopIteration", "crashed", 0.0
+    ),
+    "garbled answer": Golden(
+        asserting("assert f(3) == 9", "f"),
+        "import os, json, struct\ndef f(x):\n    for n in range(9):\n"
+        "        m = json.dumps({'re': n, 'x': 5}).encode()\n"
+        "        os.write(4, struct.pack('>I', len(m)) + m)\n    return 9",
+        "crashed",
+        0.0,
+        "protocol_bytes",
+    ),
+    "threads in the test": Golden(
+        asserting(
+            "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as pool:\n"
+            "    assert list(pool.map(f, range(50))) == list(range(1, 51))",
+            "f",
+        ),
+        "def f(x): return x + 1",
+        "passed",
+        1.0,
+    ),
+    "test that exits": Golden(
+        asserting("import sys\nassert f(1) == 2\nsys.exit(0)", "f"), "def f(x): return x + 1", "passed", 1.0
+    ),
+    "class of the prelude": Golden(
+        asserting("assert f(Node(1, Node(2))) == 3", "f", prelude=NODE),
+        "def f(node):\n    total = 0\n    while node:\n        total += node.value\n        node = node.next\n"
+        "    return total",
+        "passed",
+        1.0,
+    ),
+    "frames of the test": Golden(
+        asserting("def steps():\n    secret = 41\n    yield 1\nassert f(steps()) == 7", "f"),
+        "def f(g):\n    try: return g.gi_frame.f_locals['secret']\n    except AttributeError: return 7",
         "passed",
         1.0,
     ),

@@ -169,6 +169,7 @@ def test_daemon_that_ends_is_replaced_by_one_that_lives(key: str) -> None:
     first = ensure_daemon(key)
     os.kill(first.pid, signal.SIGTERM)
     until(lambda: not embedded._running(first.pid))
+    assert not list(runtime_dir().glob(f"{key}*"))  # its log is gone too
     second = ensure_daemon(key)
     assert second.started
     stop_daemon(first)  # a pid that is not the daemon's any more is left alone
@@ -198,7 +199,7 @@ def test_start_that_fails_says_why(key: str) -> None:
     with pytest.raises(SandboxUnavailable, match=r"the embedded daemon did not start: .*slots") as caught:
         ensure_daemon(key, slots=0)
     assert caught.value.admitted is False
-    (runtime_dir() / f"{key}.log").unlink()
+    assert not list(runtime_dir().glob(f"{key}*"))
 
 
 def test_what_answers_and_is_no_daemon_is_left_alone(key: str) -> None:

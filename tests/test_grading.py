@@ -113,6 +113,30 @@ def test_a_specs_memory_limit_reaches_the_candidate(embedded):
     assert grade_candidate(embedded, spec, code, seed=DET_SEED).reward == 1.0
 
 
+@pytest.mark.parametrize("way", ["thread", "pool", "child"])
+def test_waiting_for_a_core_is_nobodys_fault(embedded, way):
+    burn = "import time\ndef burn():\n    end = time.process_time() + 1.0\n    while time.process_time() < end: pass\n"
+    ways = {
+        "thread": "import threading\ndef f():\n    t = threading.Thread(target=burn); t.start(); t.join(); return 1",
+        "pool": "import multiprocessing\ndef f():\n    with multiprocessing.Pool(1) as p: p.apply(burn)\n    return 1",
+        "child": "import os\ndef f():\n    pid = os.fork()\n    if not pid: burn(); os._exit(0)\n"
+        "    os.waitpid(pid, 0); return 1",
+    }
+    limits = {"time_s": 2.5, "wall_time_s": 60}  # eight at once on few cores take much longer than that by the wall
+    spec = UnitTestReward([{"input": [], "expected": 1}], "f", limits=limits)
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: grade(embedded, "python", burn + ways[way], spec), range(8)))
+    assert [result.reward for result in results] == [1.0] * 8
+
+
+def test_memory_of_several_processes_is_one_limit(embedded):
+    code = "import os, time\ndef f():\n    for _ in range(4):\n        if not os.fork():\n"
+    code += "            x = b'x' * (200 << 20); time.sleep(30)\n    time.sleep(30)"
+    spec = UnitTestReward([{"input": [], "expected": 1}], "f", limits={"memory_mib": 300})
+    result = grade_candidate(embedded, spec, code, seed=DET_SEED)
+    assert (result.verdict, result.reward, result.total) == (Verdict.MEMORY, 0.0, 1)
+
+
 def test_property_cases_follow_the_seed(client):
     spec = spec_from_dict(GOLDEN["sort right"].spec)
     first, again, other = (prepare_cases(client, spec, seed) for seed in (DET_SEED, DET_SEED, "ab" * 32))
@@ -125,6 +149,11 @@ BAD_CODE_OF_SPECS = {
     "generator loops": {**GOLDEN["sort right"].spec, "generator": "def generate(rng):\n    while 1: pass"},
     "generate raises": {**GOLDEN["sort right"].spec, "generator": "def generate(rng): return rng.nothing()"},
     "reference gives an object": {**GOLDEN["sort right"].spec, "reference": "def reference(x): return object()"},
+    "test never calls": asserting("def test_it():\n    assert f(1) == 1", "twice"),
+    "test imports nothing": asserting("import no_such_module\nassert twice(1) == 2", "twice"),
+    "prelude exits": {**GOLDEN["twice right"].spec, "prelude": "import os; os._exit(0)"},
+    "prelude loops": {**GOLDEN["twice right"].spec, "prelude": "while True: pass"},
+    "program prelude raises": {**GOLDEN["adder right"].spec, "prelude": "1/0"},
     "prelude raises": {**GOLDEN["twice right"].spec, "prelude": "1/0"},
 }
 

@@ -177,6 +177,8 @@ def test_error_of_the_spec_fails_the_group() -> None:
         engine.absorb(node_id, [Outcome(item.key, error=CheckerError("reference: no"))])
         with pytest.raises(CheckerError, match="reference: no"):
             await group
+        assert engine.stats()["spec_errors"] == {"CheckerError": 1}
+        assert engine.stats()["infra_errors"] == {}
 
     run(body)
 

@@ -16,7 +16,8 @@ from collimate_rl.local_backend import LocalCollimateBackend
 from conftest_ray import PARTLY, PATIENCE_S, PROSE, RIGHT, SQUARE, raylets, started, stats, until
 from ray.cluster_utils import Cluster
 
-from collimate_ray.errors import GraderClosed, GroupFailed
+from collimate_ray.config import runtime_dir
+from collimate_ray.errors import CheckerError, ConfigError, GraderClosed, GroupFailed
 from collimate_ray.grader import get, start, stop
 
 
@@ -110,3 +111,38 @@ def test_killed_grader_leaves_what_stop_finds(node: Cluster) -> None:
     until(lambda: len(ray.util.list_named_actors(all_namespaces=True)) == 1)
     stop()
     assert not ray.util.list_named_actors(all_namespaces=True)
+
+
+def test_failed_start_ends_the_daemon_that_it_started(node: Cluster) -> None:
+    with pytest.raises(ConfigError, match=r"template: expected one of .*, found 'foo'"):
+        start(template="foo")
+    assert not ray.util.list_named_actors(all_namespaces=True)
+    assert not [path for path in runtime_dir().iterdir() if path.name != "tests"]
+
+
+def test_start_that_asks_for_something_else_warns(node: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with started(1, slots=2) as grader:
+        start()
+        start(slots=2)
+        assert not caplog.records
+        start(slots=1, template="other")
+        [record] = caplog.records
+        assert record.levelname == "WARNING"
+        assert "slots (asked for 1, it has 2)" in record.getMessage()
+        assert "template (asked for 'other', it has 'python')" in record.getMessage()
+        assert "idle_timeout_s" not in record.getMessage()
+        assert ray.get(grader.grade.remote(RIGHT, SQUARE)).reward == 1.0
+
+
+def test_fault_of_the_spec_is_not_the_infrastructures(node: Cluster) -> None:
+    spec = {
+        "kind": "property",
+        "entry": "solve",
+        "reference": "def reference(x):\n    raise ValueError('broken')\n",
+        "generator": "def generate(rng):\n    return [rng.randrange(9)]\n",
+    }
+    with started(1) as grader:
+        with pytest.raises(CheckerError):
+            ray.get(grader.grade.remote(RIGHT, spec), timeout=PATIENCE_S)
+        assert stats(grader)["spec_errors"] == {"CheckerError": 1}
+        assert stats(grader)["infra_errors"] == {}

@@ -59,6 +59,7 @@ BAD = {
     "stdin no text": ({"kind": "stdin_stdout", "tests": [{"stdin": 1, "stdout": ""}]}, "stdin: expected text"),
     "points": ({"kind": "unit_tests", "tests": [{"input": 1, "expected": 1, "points": 0}]}, "points: expected"),
     "public": ({"kind": "unit_tests", "tests": [{"input": 1, "expected": 1, "public": 1}]}, "public: expected"),
+    "entry is a keyword": ({**UNIT, "entry": "class"}, "entry: expected a Python name"),
     "entry": ({**UNIT, "entry": "a b"}, "entry: expected a Python name"),
     "checker": ({**UNIT, "checker": "fuzzy"}, "checker: expected one of values"),
     "checker option": ({**UNIT, "checker": {"name": "float", "eps": 1}}, "unknown options"),
@@ -115,6 +116,10 @@ EQUAL = [
     (1e300, 1e300 * (1 + 1e-9)),
     (b"a", b"a"),
     (2**20000, 2**20000),
+    (3, 3.0000000000000004),
+    (10**15, 1e15 + 0.25),
+    (complex(0.3, 1), complex(0.1 + 0.2, 1)),
+    ({"1": 2}, {np.int64(1): 2}),
 ]
 UNEQUAL = [
     ([1, 2], {1, 2}),
@@ -130,6 +135,7 @@ UNEQUAL = [
     (0.5, complex(0.5, 1)),
     ("a", b"a"),
     ({1}, frozenset({1})),
+    (1000000000, 1000000900.0),
 ]
 
 
@@ -171,6 +177,8 @@ OTHER_TEXT = [
     ("1e5", "inf"),
     ("10", "1_0"),
     ("7", "seven"),
+    ("1000000000", "1000000900.0"),
+    ("123456700", "123456789.5"),
 ]
 
 

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import ast
 import builtins
+import faulthandler
 import signal
 from typing import Any
 
 from collimate_ray.runner.channel import TimeUp
+from collimate_ray.runner.peer import FOREIGN, TEST_MODULE
 from collimate_ray.runner.runs import Runs, Talk, failure
+
+#: Seconds after the wall guard when a test that is stuck inside of C, where no signal's handler runs, is ended.
+_STUCK_S = 5.0
 
 
 class TestNames(dict):  # type: ignore[type-arg]
     """The globals of test code: what is missing is looked up in the candidate."""
 
     def __init__(self, talk: Talk) -> None:
-        super().__init__(__name__="tests", __builtins__=builtins)
+        super().__init__(__name__=TEST_MODULE, __builtins__=builtins)
         self._talk = talk
 
     def __missing__(self, name: str) -> Any:
@@ -58,6 +63,7 @@ def _shared(request: dict[str, Any], talk: Talk, tree: ast.Module) -> dict[str, 
 
 def _separate(request: dict[str, Any], talk: Talk, tree: ast.Module) -> dict[str, Any]:
     names = TestNames(talk)
+    faulthandler.dump_traceback_later(talk.clock.wall_s + _STUCK_S, exit=True, file=2)
     signal.signal(signal.SIGALRM, _ring_for(talk))
     signal.setitimer(signal.ITIMER_REAL, talk.clock.wall_s)
     record: dict[str, Any]
@@ -67,17 +73,31 @@ def _separate(request: dict[str, Any], talk: Talk, tree: ast.Module) -> dict[str
         return {"spec_error": "the prelude failed: %s" % type(error).__name__}
     try:
         names[request["entry"]] = talk.peer.operate("get", request["entry"])
+        asked = talk.peer.asked
         exec(compile(tree, "tests.py", "exec"), names)
         if _wants_check(tree):
             names["check"](names[request["entry"]])
         record = {"s": "ok"}
-    except AssertionError:
-        record = {"s": "fail"}
     except BaseException as error:
-        record = failure(error)
+        record = _ended_by(error)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return talk.timed(record if talk.peer.broke is None else talk.breakage())
+        faulthandler.cancel_dump_traceback_later()
+    if talk.peer.broke is not None:
+        return talk.timed(talk.breakage())
+    if record.get("s") == "ok" and talk.peer.asked == asked:
+        return {"spec_error": "the test code ended without using the candidate: call it, or define check(candidate)"}
+    return record if "spec_error" in record else talk.timed(record)
+
+
+def _ended_by(error: BaseException) -> dict[str, Any]:
+    """Record how an exception ended the test; one of the test's own is told from the candidate's."""
+    own = FOREIGN not in getattr(error, "__dict__", {})
+    if own and isinstance(error, SystemExit) and not error.code:
+        return {"s": "ok"}  # as unittest.main() ends
+    if own and isinstance(error, ImportError):
+        return {"spec_error": "the test code imports what is not there: %s" % error.name}
+    return {"s": "fail"} if isinstance(error, AssertionError) else failure(error)
 
 
 def _ring_for(talk: Talk) -> Any:

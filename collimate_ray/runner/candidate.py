@@ -103,14 +103,19 @@ def run_program(note_fd: int) -> None:
         SystemExit: Always: the program's own, or status 1 for what it did not catch.
     """
     path = os.path.abspath("candidate.py")
-    with open(path, encoding="utf-8", errors="surrogatepass", newline="") as text:
-        source = text.read()
+    source, prelude = _read_source(path), _read_source("prelude.py")
     _fresh_streams()
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=__builtins__)
     sys.modules["__main__"] = main
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
+    try:
+        load_source(main.__dict__, prelude, "prelude.py")
+    except BaseException:
+        os.write(note_fd, b"P")
+        raise SystemExit(1) from None
+    os.write(note_fd, b".")  # the first byte is the prelude's: whatever the candidate writes comes after
     try:
         load_source(main.__dict__, source, path)
     except SystemExit:
@@ -121,6 +126,11 @@ def run_program(note_fd: int) -> None:
     except BaseException:
         raise SystemExit(1) from None
     raise SystemExit(0)
+
+
+def _read_source(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogatepass", newline="") as text:
+        return text.read()
 
 
 def _fresh_streams() -> None:

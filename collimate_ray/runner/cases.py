@@ -69,10 +69,11 @@ def _run_program(request: dict[str, Any], runs: Runs, stdin: bytes) -> dict[str,
     stdout_read, stdout_write = os.pipe()
     note_read, note_write = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
+    files = {"candidate.py": request["code"], "prelude.py": request["prelude"]}
     for fd in (stdin_read, stdout_write):
         os.fchmod(fd, 0o666)  # /dev/stdin is opened anew, by another user
     try:
-        run = runs.start("program", [stdin_read, stdout_write, null, note_write], request["code"])
+        run = runs.start("program", [stdin_read, stdout_write, null, note_write], files)
     finally:
         for fd in (stdin_read, stdout_write, note_write, null):
             os.close(fd)
@@ -109,9 +110,12 @@ class _Flow:
             if len(self._out) > self._most:
                 cut = "output"
         record: dict[str, Any] = {"s": cut} if cut else ended(seen["status"])
-        if record == {"s": "exit", "code": 0}:
+        note = os.read(note_fd, 2)
+        if note[:1] != b".":
+            record = {"s": "prelude", "exc": ["", record["s"], ""]}
+        elif record == {"s": "exit", "code": 0}:
             record = {"s": "ok"}
-        elif record["s"] == "exit" and os.read(note_fd, 1) == b"M":
+        elif record["s"] == "exit" and note[1:] == b"M":
             record = {"s": "memory"}
         if not cut:
             record["out"] = base64.b64encode(self._out).decode("ascii")

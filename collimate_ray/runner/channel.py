@@ -13,6 +13,15 @@ from typing import Any, Callable
 
 from collimate_ray.values import MAX_VALUE_BYTES, ValueCrossingError, dumps, loads
 
+#: Seconds between looks at a candidate's clock; one that answers sooner costs no look.
+_LOOK_S = 0.05
+
+#: Seconds that what stands in a pipe may take to be read after the time was up.
+_DRAIN_S = 0.5
+
+#: Tasks of a candidate that are looked at; more are only a fork bomb's.
+_MOST_TASKS = 256
+
 #: Bytes of a message's length.
 _HEADER = 4
 
@@ -96,10 +105,12 @@ class Channel:
 
 
 class Stopwatch:
-    """Judges a process's own time: wall time less the time its tasks stood runnable, waiting for a core.
+    """Judges a candidate's own time: wall time less the time when a task of its stood runnable, waiting for a core.
 
-    So a loaded machine costs nobody a verdict and a sleeper is still caught (design: API, limits). The wall time is
-    bounded too, as a guard. Source: ``/proc/<pid>/task/<tid>/schedstat``, second field, ns.
+    So a loaded machine costs nobody a verdict and a sleeper is still caught (design: API, limits). Looked at in short
+    intervals, the longest wait of any task of the tree counts in each: tasks wait side by side, and ones that end take
+    their account with them. The wall time is bounded too, as a guard. Source: ``/proc/<pid>/task/<tid>/schedstat``,
+    second field, ns.
 
     Args:
         pid: The process.
@@ -114,7 +125,11 @@ class Stopwatch:
         self.wall = 0.0
         self.cpu = 0.0
         self._waited = 0.0
-        self._began: tuple[float, dict[str, int], float] | None = None
+        self._began: tuple[float, float] | None = None
+        #: task -> ns waited when it was last looked at, and when that was
+        self._seen: dict[str, int] = {}
+        self._looked = 0.0
+        self._up_at = 0.0
 
     @classmethod
     def running(cls, pid: int, wall_s: float) -> "Stopwatch":
@@ -125,41 +140,63 @@ class Stopwatch:
 
     def start(self) -> None:
         """Begin or go on."""
-        self._began = (time.monotonic(), _run_delays(self.pid), cpu_seconds(self.pid))
+        self._looked = time.monotonic()
+        self._began = (self._looked, cpu_seconds(self.pid))
+        self._seen = {}
 
     def stop(self) -> None:
         """Pause."""
         if self._began is not None:
-            began, delays, cpu = self._began
+            began, cpu = self._began
             self.wall += time.monotonic() - began
-            self._waited += _waited_since(delays, _run_delays(self.pid))
             self.cpu += max(0.0, cpu_seconds(self.pid) - cpu)
             self._began = None
 
+    def look(self) -> None:
+        """Account for the interval since the last look."""
+        now, delays = time.monotonic(), _run_delays(self.pid)
+        # a task that was not there before counts from its start, which is within the interval
+        waited = max((ns - self._seen.get(task, 0) for task, ns in delays.items()), default=0) / 1e9
+        self._waited += min(waited, now - self._looked) if self._seen else 0.0
+        self._seen, self._looked = delays, now
+
+    def check(self, ready: bool) -> None:
+        """Look at the time where a look is due. What is ready may still be taken for a moment: it came in time.
+
+        Raises:
+            TimeUp: The time is up.
+        """
+        now = time.monotonic()
+        if not ready or now - self._looked >= _LOOK_S:
+            self.look()
+        if self.left() > 0:
+            return
+        self._up_at = self._up_at or now
+        if not ready or now - self._up_at > _DRAIN_S:
+            raise TimeUp
+
     def left(self) -> float:
-        """Seconds after which to look again; 0 or less: the time is up."""
-        began, delays, _ = self._began or (time.monotonic(), {}, 0.0)
+        """Seconds of own or wall time that are left; 0 or less: the time is up."""
+        began = self._began[0] if self._began else time.monotonic()
         wall = self.wall + time.monotonic() - began
-        if wall < self.time_s:  # cheap: no look at /proc until it could matter
-            return min(self.time_s, self.wall_s) - wall
-        own = wall - self._waited - _waited_since(delays, _run_delays(self.pid))
-        return min(self.time_s - own, self.wall_s - wall)
+        return min(self.time_s - (wall - self._waited), self.wall_s - wall)
 
 
-def _run_delays(pid: int) -> dict[str, int]:
-    found = {}
-    try:
-        for task in os.listdir("/proc/%d/task" % pid):
-            with open("/proc/%d/task/%s/schedstat" % (pid, task)) as text:
-                found[task] = int(text.read().split()[1])
-    except (OSError, IndexError, ValueError):
-        return found  # the process ended, or the kernel does not tell
+def _run_delays(root: int) -> dict[str, int]:
+    """Give the time that each task of a process and its descendants waited for a core, ns by task id."""
+    found: dict[str, int] = {}
+    pids = [str(root)]
+    while pids and len(found) < _MOST_TASKS:
+        pid = pids.pop()
+        try:
+            for task in os.listdir("/proc/%s/task" % pid):
+                with open("/proc/%s/task/%s/schedstat" % (pid, task)) as text:
+                    found[task] = int(text.read().split()[1])
+                with open("/proc/%s/task/%s/children" % (pid, task)) as text:
+                    pids += text.read().split()
+        except (OSError, IndexError, ValueError):
+            continue  # it ended, or the kernel does not tell
     return found
-
-
-def _waited_since(before: dict[str, int], after: dict[str, int]) -> float:
-    """Longest wait of any task, s: the tasks of one process wait side by side."""
-    return max((ns - before.get(task, 0) for task, ns in after.items()), default=0) / 1e9
 
 
 def cpu_seconds(pid: int) -> float:
@@ -187,9 +224,9 @@ def wait_ready(fds: list[tuple[int, bool]], clock: Stopwatch | None) -> set[int]
     for fd, writing in fds:
         poll.register(fd, select.POLLOUT if writing else select.POLLIN)
     while True:
-        left = clock.left() if clock is not None else None
-        if left is not None and left <= 0:
-            raise TimeUp
-        ready = poll.poll(None if left is None else max(1, int(left * 1000)))
+        left = _LOOK_S if clock is None else max(0.001, min(clock.left(), _LOOK_S))
+        ready = poll.poll(int(left * 1000) + 1)
+        if clock is not None:
+            clock.check(bool(ready))
         if ready:
             return {fd for fd, _ in ready}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import threading
 from typing import Any, Callable, Iterable
 
 from collimate_ray.runner.channel import Channel, ConversationError, Garbled
@@ -35,8 +36,15 @@ OBJECT_OPS: dict[str, Callable[..., Any]] = {
 for _name in "eq ne lt le gt ge add sub mul truediv floordiv mod pow matmul and_ or_ xor neg pos abs invert".split():
     OBJECT_OPS[_name] = getattr(operator, _name)
 
-#: What a candidate may do with an argument that stayed with the keeper: what a container offers, and no attribute.
+#: What a candidate may do with an argument that stayed with the keeper: what a container offers, and attributes of the
+#: test's own classes.
 ARGUMENT_OPS = {name: OBJECT_OPS[name] for name in ("iter", "next", "len", "bool", "getitem", "reversed")}
+
+#: The module name of test code and prelude: their classes' instances may be read and written by the candidate.
+TEST_MODULE = "tests"
+
+#: Marks an exception that came from the other end.
+FOREIGN = "collimate_foreign"
 
 #: Most objects of one end that the other may hold: bounds a candidate that hands out handles without end.
 MAX_OBJECTS = 100_000
@@ -97,9 +105,14 @@ def _forward(op: str) -> Callable[..., Any]:
 
 
 def _forward_judged(op: str) -> Callable[..., Any]:
-    """An operator whose plain result, given to a plain operand, would be a verdict of the candidate's own."""
+    """An operator whose plain result, given to a plain operand, would be a verdict of the candidate's own.
+
+    An order between an object and a plain value always is one.
+    """
 
     def method(self: StandIn, *args: Any) -> Any:
+        if op in ("lt", "le", "gt", "ge") and type(args[0]) is not StandIn:
+            raise TypeError("order of an object and a plain value")
         result = self._collimate_peer.operate(op, self, *args)
         if type(result) is not StandIn and not all(type(arg) is StandIn for arg in args):
             raise TypeError("%s of an object and a plain value gave a plain value" % op)
@@ -131,8 +144,9 @@ class Peer:
         self._ops = ops
         self._lookup = lookup
         self._objects: dict[int, Any] = {}
-        self._asked = 0
+        self.asked = 0
         self._nested = 0
+        self._lock = threading.RLock()
 
     def count(self, kind: str) -> None:
         """Count a piece of evidence."""
@@ -160,13 +174,21 @@ class Peer:
         """Ask (all encoded) and give the answer; raise what it raised."""
         message = self.exchange(op, target, args, kwargs)
         if "x" in message:
-            raise rebuilt(message["x"])
+            error = rebuilt(message["x"])
+            if op != "next" and isinstance(error, (StopIteration, StopAsyncIteration)):
+                error = RuntimeError("a call raised " + type(error).__name__)  # else it would end the caller's loop
+            error.__dict__[FOREIGN] = True
+            raise error
         return message
 
     def exchange(self, op: str, target: Any, args: list[Any], kwargs: bool = False) -> dict[str, Any]:
         """Send a request and serve the other end's own requests until its answer is there."""
-        self._asked += 1
-        number = self._asked
+        with self._lock:  # threads take turns; a nested call is of the same thread
+            return self._exchange(op, target, args, kwargs)
+
+    def _exchange(self, op: str, target: Any, args: list[Any], kwargs: bool) -> dict[str, Any]:
+        self.asked += 1
+        number = self.asked
         request: dict[str, Any] = {"q": number, "op": op, "on": target, "args": args}
         if kwargs:
             request["kw"] = True
@@ -203,18 +225,37 @@ class Peer:
     def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
         op, nodes = message.get("op"), message.get("args", [])
         args = [self.decode(node) for node in nodes]
-        target = self.decode(message.get("on"))
-        if type(target) is str and self._lookup is not None and op in ("call", "get"):
-            target = self._lookup(target)
+        target = self._target(message.get("on"), op)
         if op == "get":
             return {"a": self.encode(target)}
-        if op != "call" and op not in self._ops:
-            refusal = AttributeError if op in ("getattr", "setattr") else TypeError
-            raise refusal("an argument of the test offers calls and what a container does")
         if op != "call":
-            return {"a": self.encode(self._ops[str(op)](target, *args))}
+            return {"a": self.encode(self._operation(str(op), target, args)(target, *args))}
         kwargs = args.pop() if message.get("kw") else {}
         return {"a": self.encode(target(*args, **kwargs)), "changed": self._changed(args, nodes)}
+
+    def _target(self, node: Any, op: Any) -> Any:
+        """Find what a request is about: nothing, a name that is offered, or an object that was handed out here.
+
+        Never a value that the other end made up: a builtin type that it names is not its to call here.
+        """
+        if node is None:
+            return None
+        if type(node) is str and self._lookup is not None and op in ("call", "get"):
+            return self._lookup(node)
+        if type(node) is dict and node.get("$") == "ref" and node["v"][1] == "yours":
+            return self.decode(node)
+        raise Garbled("a request about nothing that was handed out")
+
+    def _operation(self, op: str, target: Any, args: list[Any]) -> Callable[..., Any]:
+        if op in self._ops:
+            return self._ops[op]
+        if op in ("getattr", "setattr"):
+            name = args[0] if args else None
+            own = type(target).__module__ == TEST_MODULE and type(name) is str and not name.startswith("_")
+            if own and len(args) == (1 if op == "getattr" else 2):
+                return OBJECT_OPS[op]
+            raise AttributeError("an argument of the test does not offer this attribute")
+        raise TypeError("an argument of the test offers calls and what a container does")
 
     def _changed(self, args: list[Any], nodes: list[Any]) -> list[Any]:
         """Tell which arguments a call mutated in place."""

@@ -52,12 +52,11 @@ class Runs:
             wall = min(wall, max(0.0, self._deadline - time.monotonic()))
         return Stopwatch(pid, float(self.limits["time_s"]), wall)
 
-    def start(self, mode: str, fds: list[int], source: str | None = None) -> "Run":
-        """Start a candidate with these descriptors, which stay the caller's."""
+    def start(self, mode: str, fds: list[int], sources: dict[str, str] | None = None) -> "Run":
+        """Start a candidate with these descriptors, which stay the caller's, and these files."""
         directory = tempfile.mkdtemp(dir=self._top)
-        if source is not None:
-            path = os.path.join(directory, "candidate.py")
-            with open(path, "w", encoding="utf-8", errors="surrogatepass", newline="") as out:
+        for name, source in (sources or {}).items():
+            with open(os.path.join(directory, name), "w", encoding="utf-8", errors="surrogatepass", newline="") as out:
                 out.write(source)
         if self._uid is not None:
             for path in [directory] + [os.path.join(directory, name) for name in os.listdir(directory)]:
@@ -203,10 +202,10 @@ class Talk:
         """Run prelude and candidate; give the record of it."""
         self.renew()
         record = self.ask("prepare", [request["prelude"], request["seed"]])
-        if record["s"] == "exc":
-            return {"s": "prelude", "exc": record["exc"]}
-        if record["s"] == "ok":
-            record = self.ask("load", [request["code"], request["entry"]])
+        if record["s"] != "ok":  # no candidate's code has run yet
+            return {"s": "prelude", "exc": record.get("exc", ["", record["s"], ""])}
+        self.renew()
+        record = self.ask("load", [request["code"], request["entry"]])
         if record["s"] == "ok" and record.get("v") is not True:
             return {"s": "no_entry"}
         return record
@@ -222,7 +221,11 @@ class Talk:
         except ConversationError:
             return self.timed(self.breakage())
         if "x" in answer:
-            return self.timed(failure(rebuilt(answer["x"])))
+            try:
+                return self.timed(failure(rebuilt(answer["x"])))
+            except Garbled as error:
+                self.peer.broke = error
+                return self.timed(self.breakage())
         return self.timed({"s": "ok", "v": answer.get("a")})
 
     def timed(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ DRAIN_S = 20.0
 #: Pauses before each try to start a daemon, s: an older one that is on its way out still holds the place, not for long.
 _AGAIN_S = (0.0, 0.1, 0.4, 1.6)
 
-#: A daemon's log is removed by its stop, or after so long, s.
+#: The log of a daemon that crashed is kept for so long, s; any other daemon removes its own.
 LOG_KEPT_S = 86_400.0
 
 #: Pause between two looks at what another process does, s.
@@ -70,6 +70,16 @@ os.umask(0o077)
 os.dup2(2, 1)
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+#: The daemon: ``collimate-ray serve``, which removes its log (the first argument) when it ends in order.
+_SERVE = """
+import os, sys
+from collimate_ray.cli import main
+code = main(sys.argv[2:])
+if not code and os.path.exists(sys.argv[1]):
+    os.unlink(sys.argv[1])
+sys.exit(code)
 """
 
 
@@ -217,14 +227,14 @@ def _start(path: str, slots: int | None, memory_mib: int | None) -> int:
     _sweep_logs(log_path.parent)
     for pause_s in _AGAIN_S:
         time.sleep(pause_s)
-        pid = _detached(_command(path, slots, memory_mib), log_path)
+        pid = _detached(_command(path, log_path, slots, memory_mib), log_path)
         if _until(functools.partial(_answers_or_ended, path, pid), START_S) and _running(pid):
             log.info("embedded daemon %d started at %s", pid, path)
             return pid
         if _running(pid):
             os.kill(pid, signal.SIGKILL)
             break
-    raise SandboxUnavailable(f"the embedded daemon did not start: {_last_line(log_path)}", None, False)
+    raise _not_started(log_path)
 
 
 def _answers_or_ended(path: str, pid: int) -> bool:
@@ -242,8 +252,8 @@ def _sweep_logs(folder: Path) -> None:
                 path.unlink()
 
 
-def _command(path: str, slots: int | None, memory_mib: int | None) -> list[str]:
-    command = [sys.executable, "-m", "collimate_ray", "serve", "--socket", path, "--linger-s", str(LINGER_S)]
+def _command(path: str, log_path: Path, slots: int | None, memory_mib: int | None) -> list[str]:
+    command = [sys.executable, "-c", _SERVE, str(log_path), "serve", "--socket", path, "--linger-s", str(LINGER_S)]
     if slots is not None:
         command += ["--slots", str(slots)]
     if memory_mib is not None:
@@ -266,7 +276,7 @@ def _detached(command: list[str], log_path: Path) -> int:
             check=False,
         )
     if done.returncode != 0:
-        raise SandboxUnavailable(f"the embedded daemon did not start: {_last_line(log_path)}", None, False)
+        raise _not_started(log_path)
     return int(done.stdout)
 
 
@@ -290,8 +300,12 @@ def _running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] not in "ZX"
 
 
-def _last_line(log_path: Path) -> str:
+def _not_started(log_path: Path) -> SandboxUnavailable:
+    """Give the error that tells why no daemon started; its log has nothing more to say."""
+    told = ["it said nothing"]
     with contextlib.suppress(OSError):
-        lines = log_path.read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return "it said nothing"
+        told += [line for line in log_path.read_text(errors="replace").split("\n") if line.strip()]
+        log_path.unlink()
+    if told[-1].startswith("see "):  # the command line's hint at its own help
+        told.pop()
+    return SandboxUnavailable(f"the embedded daemon did not start: {told[-1]}", None, False)

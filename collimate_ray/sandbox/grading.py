@@ -31,6 +31,7 @@ from collimate_ray.spec import (
     read_report,
     runner_code,
 )
+from collimate_ray.spec.report import CaseRecord
 from collimate_ray.values import dumps
 
 logger = logging.getLogger(__name__)
@@ -142,13 +143,16 @@ def _run(
     try:
         report = read_report(answer["stdout"], nonce)
     except ReportMissing as missing:
+        if answer.get("status") == "memory":  # the daemon ended all its processes together: a limit, no session death
+            return Report(CaseRecord("memory")), answer
         raise SessionLost(f"the session ended without a report (exit {answer['exit_code']}: {missing})") from None
     if report.refused:
         raise SpecError(f'{report.refused}; isolation="shared" would allow it, without protection')
     if report.spec_error:
         raise CheckerError(report.spec_error)
-    if report.load.status == "prelude":  # it ran before the candidate
-        raise CheckerError(f"the prelude failed: {': '.join(report.load.exc)}")
+    for record in (report.load, *report.cases):
+        if record.status == "prelude":  # it ran before the candidate
+            raise CheckerError(f"the prelude failed: {' '.join(record.exc).strip()}")
     return report, answer
 
 

@@ -1,8 +1,8 @@
 """The pure comparison of answers with expectations, on plain decoded values and on text.
 
 No method of a candidate's object can run here: values are rebuilt from their encoding. Walks are iterative. Rules
-(design: cases, Conventions): a tuple equals a list, 1 equals 1.0, floats to a tolerance where either side is one,
-integers exactly, dict keys as JSON writes them, NaN equals nothing.
+(design: cases, Conventions): a tuple equals a list, 1 equals 1.0, floats to a tolerance, integers exactly (a float that
+answers an integer may be off by its own rounding), dict keys as JSON writes them, NaN equals nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from collimate_ray.errors import SpecError
 
 #: Tolerance of floats, absolute and relative to the expected value.
 FLOAT_TOLERANCE = 1e-6
+
+#: How far a float may be from an expected integer, relative: a few roundings. A candidate chooses how it writes its
+#: answer, so the tolerance of floats would make every large integer approximate.
+ROUNDING = 1e-12
 
 _INTEGER = re.compile(r"[+-]?\d+\Z")
 _REAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
@@ -35,6 +39,10 @@ class Tolerance:
         if not (math.isfinite(expected) and math.isfinite(got)):
             return expected == got
         return abs(got - expected) <= max(self.abs, self.rel * abs(expected))
+
+    def of_integer(self) -> Tolerance:
+        """Give the tolerance where an integer is expected and a float is the answer."""
+        return Tolerance(self.abs, min(self.rel, ROUNDING)) if self.rel == FLOAT_TOLERANCE else self
 
 
 def values_equal(expected: Any, got: Any, tolerance: Tolerance) -> bool:
@@ -66,7 +74,7 @@ def _plain(value: Any) -> Any:
 
 
 def _dict_pairs(expected: dict[Any, Any], got: dict[Any, Any]) -> list[tuple[Any, Any]] | None:
-    named = {_json_key(key): value for key, value in got.items()}
+    named = {_json_key(_plain(key)): value for key, value in got.items()}
     if len(named) != len(got) or len(expected) != len(got):
         return None
     if any(_json_key(key) not in named for key in expected):
@@ -87,12 +95,14 @@ def _leaves_equal(expected: Any, got: Any, tolerance: Tolerance) -> bool:
     if isinstance(expected, int | float) and isinstance(got, int | float):
         if isinstance(expected, int) and isinstance(got, int):
             return expected == got
+        allowed = tolerance.of_integer() if isinstance(expected, int) else tolerance
         try:
-            return tolerance.close(float(expected), float(got))
+            return allowed.close(float(expected), float(got))
         except OverflowError:  # an integer beyond every float
             return False
     if isinstance(expected, complex) or isinstance(got, complex):
-        return all(isinstance(side, int | float | complex) for side in (expected, got)) and bool(expected == got)
+        numbers = all(isinstance(side, int | float | complex) for side in (expected, got))
+        return numbers and (expected == got or tolerance.close(0.0, abs(expected - got)))
     return type(expected) is type(got) and bool(expected == got)
 
 
@@ -126,7 +136,8 @@ def _numbers_equal(expected: str, got: str, tolerance: Tolerance) -> bool:
         return _normal_integer(expected) == _normal_integer(got)
     if not (_REAL.match(expected) and _REAL.match(got)):
         return False
-    return tolerance.close(float(expected), float(got)) and math.isfinite(float(got))
+    allowed = tolerance.of_integer() if _INTEGER.match(expected) else tolerance
+    return allowed.close(float(expected), float(got)) and math.isfinite(float(got))
 
 
 def _normal_integer(token: str) -> str:

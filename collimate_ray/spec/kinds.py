@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import keyword
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ from collimate_ray.values import ValueCrossingError, decode, dumps, encode
 
 
 def _identifier(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value.isidentifier():
+    if not isinstance(value, str) or not value.isidentifier() or keyword.iskeyword(value):
         raise SpecError(f"{name}: expected a Python name, found {value!r}")
 
 
@@ -264,7 +265,7 @@ class StdioReward(RewardSpec):
 
     def request(self, candidate: str, cases: Sequence[Case]) -> dict[str, Any]:
         """Ask for a run of the program a case."""
-        request = super().request(self.prelude + "\n" + candidate if self.prelude else candidate, cases)
+        request = super().request(candidate, cases)
         inputs = (str(given).encode("utf-8", "surrogatepass") for given in request["cases"])
         return {**request, "kind": "programs", "cases": [base64.b64encode(given).decode() for given in inputs]}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from collimate_ray.errors import SpecError
+from collimate_ray.errors import ConfigError, SpecError
 from collimate_ray.spec.base import RewardSpec
 from collimate_ray.spec.kinds import AssertReward, PropertyReward, StdioReward, UnitTestReward
 
@@ -20,12 +20,13 @@ def as_spec(spec: object) -> RewardSpec:
     """Take a spec as it is, or make one of its JSON.
 
     Raises:
-        SpecError: It is neither, or the JSON is wrong.
+        ConfigError: It is neither.
+        SpecError: The JSON is wrong.
     """
     if isinstance(spec, RewardSpec):
         return spec
     if not isinstance(spec, Mapping):
-        raise SpecError(f"spec: expected a RewardSpec or a dict, found {type(spec).__name__}")
+        raise ConfigError(f"spec: expected a RewardSpec or a dict, found {type(spec).__name__}")
     return spec_from_dict(spec)
 
 
