@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_tools import RIGHT, SPEC, row, write_lines
 
+import collimate_ray
 from collimate_ray.cli import main
 from collimate_ray.cli.inputs import read_rows
+from collimate_ray.spec import spec_from_dict
+from collimate_ray.spec.parse import KINDS
 
 
 def problems(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
@@ -123,18 +127,6 @@ def test_an_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "arguments are required: COMMAND"),
-        (["polish"], "invalid choice: 'polish'"),
-        (["grade"], "arguments are required: INPUT, --out"),
-        (["grade", "x", "--out", "y", "--nodes", "0"], "expected a whole number from 1 to 64, found '0'"),
-        (
-            ["grade", "x", "--out", "y", "--nodes", "many"],
-            "expected a whole number from 1 to 64, found 'many'",
-        ),
-        (["grade", "x", "--out", "y", "--slots", "-1"], "--slots: expected"),
-        (["grade", "x", "--out", "y", "--deadline-s", "nan"], "expected seconds above 0, found 'nan'"),
-        (["grade", "x", "--out", "y", "--seeds", "lucky"], "invalid choice: 'lucky'"),
-        (["grade", "x", "--out", "y", "--nodes", "2", "--address", "auto"], "not allowed with"),
         (
             ["grade", "x", "--out", "y", "--completions", "z"],
             "--completions: expected only with --format humaneval",
@@ -146,12 +138,55 @@ def test_an_out_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
         (["serve"], "expected either --socket PATH or --port N"),
         (["serve", "--socket", "x", "--port", "1"], "expected either --socket PATH or --port N"),
         (["serve", "--socket", "x", "--host", "h"], "--host: expected only with --port"),
-        (["serve", "--port", "70000"], "expected a whole number from 0 to 65535, found '70000'"),
     ],
 )
 def test_bad_options(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", "COMMAND: expected a value, found nothing"),
+        ("polish", "COMMAND: expected one of demo, grade, serve, found 'polish'"),
+        ("grade", "INPUT, --out: expected a value, found nothing"),
+        ("grade x", "--out: expected a value, found nothing"),
+        ("grade x --out", "--out: expected a value, found nothing"),
+        ("grade x --out y --nodes 0", "--nodes: expected a whole number from 1 to 64, found '0'"),
+        ("grade x --out y --nodes many", "--nodes: expected a whole number from 1 to 64, found 'many'"),
+        ("grade x --out y --slots -1", "--slots: expected a whole number from 1 to 1024, found '-1'"),
+        ("grade x --out y --deadline-s nan", "--deadline-s: expected seconds above 0, found 'nan'"),
+        (
+            "grade x --out y --seeds lucky",
+            "--seeds: expected one of vanilla, crn, deterministic, found 'lucky'",
+        ),
+        ("grade x --out y --nodes 2 --address auto", "--address: expected only without --nodes, found both"),
+        ("grade x --out y --json=3", "--json: expected no value, found '3'"),
+        ("grade x --out y --node 3", "--node: unknown option"),
+        ("grade x --node 3 --out y", "--node: unknown option"),
+        ("grade x y --out z", "y: unknown argument"),
+        ("serve --port 70000", "--port: expected a whole number from 0 to 65535, found '70000'"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line(
+    arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = arguments.split()
+    program = " ".join(["collimate-ray", *words[:1]]) if words != ["polish"] else "collimate-ray"
+    assert main(words) == 2
+    assert capsys.readouterr().err.splitlines() == [f"{program}: {expected}", f"see '{program} --help'"]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"collimate-ray {collimate_ray.__version__}\n"
+
+
+def test_a_humaneval_file_without_its_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "tasks", *[{"task_id": f"T/{at}", "prompt": ""} for at in range(3)])
+    [problem] = problems(capsys, "grade", path, "--out", tmp_path / "out")
+    assert problem == f"{path}:1: looks like HumanEval: add --format humaneval"
 
 
 def test_errors_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +202,17 @@ def test_help_tells_examples_and_exit_codes(name: str, capsys: pytest.CaptureFix
     assert f"collimate-ray {name} " in text.partition("examples:")[2]
     assert "130  interrupted" in text
     assert "--json" in text
+    assert "2    bad input or options; nothing was graded" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_help_shows_a_valid_spec_of_each_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["grade", "--help"]) == 0
+    text = capsys.readouterr().out
+    specs = re.findall(r"^  \{\"kind.*?\}$", text, re.MULTILINE | re.DOTALL)
+    assert {spec_from_dict(json.loads(spec)).kind for spec in specs} == set(KINDS)
+    for said in ('defaults to "all"', "GradeResult", "join by id", "keep the file from"):
+        assert said in text
 
 
 def test_good_rows(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from collimate_ray.config import runtime_dir
 from collimate_ray.sandbox.embedded import Daemon, stop_daemon
 
 SEED = "0f" * 32
+START = "collimate-ray: starting a local Ray cluster of 2 nodes to grade 2 groups"
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,11 @@ def test_grade_writes_a_line_for_each_group(tmp_path: Path) -> None:
         row("limited", spec={**SPEC, "limits": {"time_s": 60}}, completions=[LOOP], limits={"time_s": 1}),
         row(
             "broken",
-            spec={"kind": "property", "reference": "def reference(x):\n    return x", "generator": "1 / 0"},
+            spec={
+                "kind": "property",
+                "reference": "def reference(x):\n    return x",
+                "generator": "def generate(rng):\n    return [1 / 0]",
+            },
         ),
     ]
     done = run("grade", "-", "--out", out, "--nodes", 2, "--json", stdin="\n".join(map(json.dumps, rows)))
@@ -62,7 +67,10 @@ def test_grade_writes_a_line_for_each_group(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert (summary["groups"], summary["grades"], summary["exit_code"], summary["out"]) == (4, 7, 1, str(out))
     assert summary["verdicts"] == {"passed": 2, "failed": 2, "timeout": 1}
-    assert "Traceback" not in done.stderr
+    assert (summary["infra_errors"], summary["spec_errors"]) == ({}, {"CheckerError": 2})
+    [reason, last] = done.stderr.splitlines()
+    assert reason.startswith("collimate-ray: 'broken': no verdict: CheckerError: ")
+    assert last.startswith("collimate-ray: graded 7 of 7, ")
 
 
 def test_demo_gives_each_completion_its_reward(tmp_path: Path) -> None:
@@ -107,6 +115,24 @@ def test_join_a_running_cluster(cluster_address: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert read_lines(tmp_path / "out")[0]["rewards"] == [1.0, 0.0]
         assert "PASSED" in done.stdout
+        start = done.stderr.splitlines()[0]
+        assert start == f"collimate-ray: joining the cluster at {cluster_address} to grade 1 group"
+
+
+def test_a_cluster_that_wants_a_token(cluster_address: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "in.jsonl", row())
+    line = [
+        "env",
+        "-u",
+        "RAY_AUTH_MODE",
+        *command("grade", path, "--out", tmp_path / "out", "--address", cluster_address),
+    ]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 3
+    [_, problem] = done.stderr.splitlines()  # and no line of Ray
+    assert problem.startswith(f"collimate-ray: error: --address: no Ray cluster at {cluster_address}: ")
+    assert "InvalidAuthToken" in problem
+    assert "if the cluster uses token authentication, set RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN_PATH)" in problem
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere.invalid:6379"])
@@ -114,7 +140,7 @@ def test_no_cluster_to_join(address: str, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", row())
     done = run("grade", path, "--out", tmp_path / "out", "--address", address)
     assert done.returncode == 3
-    [line] = done.stderr.splitlines()
+    [_, line] = done.stderr.splitlines()
     assert line.startswith(f"collimate-ray: error: --address: no Ray cluster at {address}: ")
     assert not (tmp_path / "out").exists()
 
@@ -150,7 +176,7 @@ def test_ctrl_c_while_grading(tmp_path: Path) -> None:
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
         assert process.wait(PATIENCE_S) == 130
-    assert lines == [f"collimate-ray: interrupted: 1 of 2 groups are in {tmp_path / 'out'}"]
+    assert lines == [START, f"collimate-ray: interrupted: 1 of 2 groups are in {tmp_path / 'out'}"]
     assert [group["id"] for group in read_lines(tmp_path / "out")] == ["quick"]
 
 
@@ -162,7 +188,8 @@ def test_a_request_to_stop_while_the_cluster_starts(sign: str, tmp_path: Path) -
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
         assert process.stderr is not None
-        [line] = process.stderr.read().splitlines()
+        [start, line] = process.stderr.read().splitlines()
+    assert start == START
     assert line.startswith("collimate-ray: interrupted: 0 of 2 groups")
     assert not (tmp_path / "out").exists()
 

@@ -12,10 +12,9 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from collimate_ray.cli import signals
-from collimate_ray.cli.errors import Exit, InputError, NoCluster, OutputLost
-from collimate_ray.cli.output import emit
-from collimate_ray.cli.parser import build_parser
+from collimate_ray.cli import signals, streams
+from collimate_ray.cli.errors import Exit, InputError, NoCluster, OutputLost, UsageError
+from collimate_ray.cli.parser import parse
 from collimate_ray.cli.progress import note
 from collimate_ray.errors import ConfigError, SpecError
 
@@ -29,10 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, see ``Exit``.
     """
+    streams.ensure()
     try:
-        args = build_parser().parse_args(argv)
-    except SystemExit as done:  # argparse answered --help, or complained
+        return _run(argv)
+    finally:
+        streams.settle()
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = parse(argv)
+    except SystemExit as done:  # argparse answered --help or --version
         return int(done.code or 0)
+    except UsageError as error:
+        streams.say(str(error))
+        return Exit.BAD_INPUT
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
         return _command(args.command)(args)
@@ -66,5 +76,5 @@ def _fail(error: Exception, code: Exit, args: argparse.Namespace) -> int:
         note(f"error: {line}")
     if args.json:
         problems = list(error.problems) if isinstance(error, InputError) else [str(error)]
-        emit(json.dumps({"error": problems, "exit_code": int(code)}))
+        streams.emit(json.dumps({"error": problems, "exit_code": int(code)}))
     return code

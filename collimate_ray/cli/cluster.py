@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from collimate_ray.cli import family, signals
+from collimate_ray.cli import family, signals, streams
 from collimate_ray.cli.errors import NoCluster
 
 #: Bytes of each raylet's object store: results are small, and Ray's own minimum is 75 MiB.
@@ -30,6 +30,11 @@ OBJECT_STORE_BYTES = 80 << 20
 CONNECT_TIMEOUT_S = 5.0
 #: Characters that a temporary directory may have: Ray's sockets are 75 further down, and 107 is the end.
 _BASE_CHARS = 20
+#: What may be wrong at an address that answers: clusters want a token by default (Ray 2.59 and later, the local ones
+#: first), while a driver that joins one sends none unless it is told to.
+_TOKEN_HINT = (
+    "; if the cluster uses token authentication, set RAY_AUTH_MODE=token (and RAY_AUTH_TOKEN_PATH) as its nodes have it"
+)
 #: The namespace of the design, so that the driver finds the actors by name.
 NAMESPACE = "collimate"
 
@@ -147,12 +152,15 @@ def joined_cluster(address: str) -> Iterator[None]:
     Raises:
         NoCluster: There is none.
     """
-    _check_answers(address)
+    answered = _check_answers(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
+        if answered and not address.startswith("ray://"):
+            _check_token(address)
         _connect(address)
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
-        raise NoCluster(f"--address: no Ray cluster at {address}: {_first_line(error)}") from error
+        hint = _TOKEN_HINT if answered and "RAY_AUTH_MODE" not in os.environ else ""
+        raise NoCluster(f"--address: no Ray cluster at {address}: {_first_line(error)}{hint}") from error
     try:
         yield
     finally:
@@ -167,14 +175,42 @@ def _leave() -> None:
         ray.shutdown()
 
 
-def _check_answers(address: str) -> None:
+def _check_answers(address: str) -> bool:
+    """Tell whether the port accepts a connection; False where the address names none.
+
+    Raises:
+        NoCluster: It does not.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
-        return  # "auto" and the like: Ray knows at once
+        return False  # "auto" and the like: Ray knows at once
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise NoCluster(f"--address: no Ray cluster at {address}: {_first_line(error)}") from None
+    return True
+
+
+def _check_token(address: str) -> None:
+    """Ask the cluster once; a driver without its token tries for 20 s, and Ray writes a line at each try.
+
+    Not where RAY_AUTH_MODE is set: where its token is not there, Ray ends the process at once, and says so.
+
+    Raises:
+        ConnectionError: It refuses, or is no Ray cluster.
+    """
+    from ray import _raylet
+    from ray.exceptions import RayError
+
+    # private, but in all of 2.56 to 2.60; without it Ray's own tries have to do
+    client: Any = getattr(_raylet, "GcsClient", None)
+    if client is None or "RAY_AUTH_MODE" in os.environ:
+        return
+    try:
+        with signals.undisturbed(), streams.silent_stderr():
+            client(address=address)
+    except RayError as error:
+        raise ConnectionError(_first_line(error).partition(". ")[0]) from error
 
 
 def _first_line(error: BaseException) -> str:

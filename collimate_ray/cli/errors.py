@@ -39,6 +39,22 @@ class InputError(ConfigError):
         return "\n".join(shown)
 
 
+class UsageError(ConfigError):
+    """The command line is not one.
+
+    Args:
+        program: The command as typed, ``collimate-ray grade``.
+        problem: One line: option, what was expected, what was found.
+    """
+
+    def __init__(self, program: str = "", problem: str = "") -> None:
+        super().__init__(program, problem)
+
+    def __str__(self) -> str:
+        program, problem = self.args
+        return f"{program}: {problem}\nsee '{program} --help'"
+
+
 class NoCluster(CollimateRayError):
     """No Ray cluster, grader or daemon is there, or it went away."""
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from collimate_ray.cli.errors import Exit, InputError
 from collimate_ray.cli.humaneval import REFERENCE, humaneval_rows
 from collimate_ray.cli.inputs import STDIN, Row, read_rows
-from collimate_ray.cli.output import OutFile, emit
+from collimate_ray.cli.output import OutFile
 from collimate_ray.cli.progress import note
 from collimate_ray.cli.report import Tally, render
 from collimate_ray.cli.run import grade_rows
 from collimate_ray.cli.session import Options
+from collimate_ray.cli.streams import emit
 from collimate_ray.config import read_environment
 
 #: Where ``demo`` writes by default, below the current directory; strftime(3).
@@ -80,8 +81,6 @@ def run_demo(args: argparse.Namespace) -> int:
         directory.mkdir(parents=args.out is not None, exist_ok=args.out is not None)
     except OSError as error:
         raise InputError([f"--out: expected a directory, found {directory}: {error.strerror}"]) from None
-    if not args.json:
-        note(f"starting a local Ray cluster of {args.nodes} nodes to grade {len(rows)} groups")
     out = OutFile(str(directory / "results.jsonl"))
     return grade_and_report(rows, out, Options(nodes=args.nodes, daemon="embedded", bar=not args.json), args.json)
 
@@ -92,6 +91,8 @@ def grade_and_report(rows: Sequence[Row], out: OutFile, options: Options, as_jso
     Returns:
         Exit code: 0, 1 if some grades have no verdict, 130 if interrupted.
     """
+    if not as_json:
+        note(_start_line(options, len(rows)))
     try:
         tally = grade_rows(rows, out, options)
     except KeyboardInterrupt:
@@ -102,6 +103,18 @@ def grade_and_report(rows: Sequence[Row], out: OutFile, options: Options, as_jso
     code = Exit.NO_VERDICT if tally.without_verdict else Exit.DONE
     _show(tally, out.path, code, as_json)
     return code
+
+
+def _start_line(options: Options, groups: int) -> str:
+    """Say what takes the seconds before the first grade."""
+    what = f"joining the cluster at {options.address}"
+    if not options.address:
+        what = f"starting a local Ray cluster of {_counted(options.nodes, 'node')}"
+    return f"{what} to grade {_counted(groups, 'group')}"
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _show(tally: Tally, out: str, code: int, as_json: bool) -> None:

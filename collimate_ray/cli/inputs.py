@@ -56,6 +56,10 @@ class Problem(Exception):
     """One thing that is wrong with one line; its text is ``field: found, expected``."""
 
 
+class WrongFormat(Problem):
+    """The whole file is of another format: what is wrong with each of its lines is no news."""
+
+
 def shown(value: object) -> str:
     """Give a found value in short, on one line, in ASCII."""
     text = ascii(value)
@@ -87,7 +91,7 @@ def read_objects(path: str, make: Callable[[dict[str, Any]], T]) -> list[T]:
 
     Args:
         path: A file, plain or gzip, or ``-``. Blank lines are skipped.
-        make: Gets the line's object; raises Problem, or SpecError about its spec.
+        make: Gets the line's object; raises Problem, or SpecError about its spec; after WrongFormat no line is read.
 
     Raises:
         InputError: Lines are wrong, or there are none.
@@ -96,6 +100,8 @@ def read_objects(path: str, make: Callable[[dict[str, Any]], T]) -> list[T]:
     for number, line in _lines(read_bytes(path)):
         try:
             made.append(make(_parse(line)))
+        except WrongFormat as problem:
+            raise InputError([f"{path}:{number}: {problem}"]) from None
         except Problem as problem:
             problems.append(f"{path}:{number}: {problem}")
         except SpecError as error:
@@ -153,6 +159,8 @@ def read_rows(path: str, template: str | None = None) -> list[Row]:
     seen: set[str] = set()
 
     def make(data: dict[str, Any]) -> Row:
+        if not seen and data.keys() >= {"task_id", "prompt"}:
+            raise WrongFormat("looks like HumanEval: add --format humaneval")
         row = _row(data, template)
         if row.id in seen:
             raise Problem(f"id: expected an id of its own, found {shown(row.id)} a second time")

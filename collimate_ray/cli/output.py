@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +96,3 @@ def group_record(row_id: str, group: GroupResult) -> dict[str, Any]:
         "valid": [bool(r.valid) for r in group.results],
         "results": [r.to_dict() for r in group.results],
     }
-
-
-def emit(text: str) -> None:
-    """Print to standard output; a reader that went away (``| head``) is no error: the results are in OUT."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # the interpreter flushes once more at exit: give it somewhere to flush to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,103 +1,69 @@
-"""Options and help texts of the command line. Must not import anything heavy: ``--help`` answers at once."""
+"""Options of the command line. Must not import anything heavy: ``--help`` answers at once."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
-from typing import Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
+from collimate_ray import __version__
+from collimate_ray.cli import texts
+from collimate_ray.cli.errors import UsageError
 from collimate_ray.seeds import MODES
 
 #: Raylets that one machine is asked to run at most: each takes about 130 MiB and a second of start-up.
 MOST_NODES = 64
 
-_EXIT_CODES = """\
-exit codes:
-  0    done
-  1    done, but some grades have no verdict ("valid" is false: never train on them)
-  2    bad input: each wrong line or option is named, and nothing was started
-  3    no cluster, or it went away
-  130  interrupted (Ctrl-C, SIGTERM); no process is left
-"""
+#: What argparse (Python 3.10 to 3.13) says, and how this project says it: what was expected, what was found.
+_PHRASES: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^argument ([^ :]+): ", r"\1: "),
+    # some versions quote the choices
+    (
+        r"invalid choice: (.*) \(choose from (.*)\)$",
+        lambda m: f"expected one of {m[2].replace(chr(39), '')}, found {m[1]}",
+    ),
+    (r"^the following arguments are required: (.*)$", r"\1: expected a value, found nothing"),
+    (r"expected one argument$", "expected a value, found nothing"),
+    (r"not allowed with argument ([^ ]+)$", r"expected only without \1, found both"),
+    (r"ignored explicit argument (.*)$", r"expected no value, found \1"),
+)
 
-_MAIN = f"""\
-Grades completions of code-writing models in sandboxes on a Ray cluster: completions and a
-spec in, true rewards out.
 
-examples:
-  collimate-ray demo                        see it work, on this machine, in a minute
-  collimate-ray grade groups.jsonl --out rewards.jsonl
-  collimate-ray serve --socket /tmp/sandbox/serve.sock
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line instead of the whole usage."""
 
-{_EXIT_CODES}"""
+    def error(self, message: str) -> NoReturn:
+        for pattern, phrase in _PHRASES:
+            message = re.sub(pattern, phrase, message)
+        raise UsageError(self.prog, message)
 
-_GRADE = f"""\
-Grades every group of INPUT and writes one line a group to OUT, as each finishes.
 
-INPUT (JSON lines, plain or gzip, '-' for standard input), one group a line:
-  {{"id": "sum-1",
-   "completions": ["```python\\ndef add(a, b):\\n    return a + b\\n```"],
-   "spec": {{"kind": "unit_tests", "entry": "add",
-            "tests": [{{"input": [1, 2], "expected": 3}}]}}}}
-  kinds of spec: unit_tests, property, stdin_stdout, assert_tests
-  "limits" (optional) win over the spec's: {{"time_s": 2, "memory_mib": 256}}
-  "seed" (optional) is for all members of the group: 64 hex characters
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line; the result has ``command`` and the options of that command.
 
-OUT, one group a line, members in the order of the completions (an existing file is replaced
-once grading starts):
-  {{"id": "sum-1", "rewards": [1.0], "valid": [true],
-   "results": [{{"verdict": "passed", "passed": 1, "total": 1, ...}}]}}
-
---format humaneval: INPUT is HumanEval.jsonl(.gz), and --completions is 'reference' (the file's
-own solutions) or a file of lines {{"task_id": "HumanEval/0", "completion": "..."}}. Lines of one
-task form its group. A completion that does not define the entry point continues the prompt.
-
-examples:
-  collimate-ray grade groups.jsonl --out rewards.jsonl --nodes 3
-  collimate-ray grade groups.jsonl.gz --out rewards.jsonl --address 10.0.0.5:6379 --json
-  collimate-ray grade --format humaneval HumanEval.jsonl.gz --completions reference --out r.jsonl
-
-{_EXIT_CODES}"""
-
-_DEMO = f"""\
-Starts a local Ray cluster and the sandbox daemon, grades a small task set that is shipped with
-the package (right, partly right, wrong, crashing, looping and hostile completions), shows
-verdicts and speed, and leaves nothing running.
-
-Writes DIR/results.jsonl, one line a group, in the format of 'collimate-ray grade --help'.
-
-examples:
-  collimate-ray demo
-  collimate-ray demo --nodes 2 --out /tmp/demo --json
-
-{_EXIT_CODES}"""
-
-_SERVE = f"""\
-Runs the sandbox daemon of one node in the foreground, on a unix socket or on a loopback port.
-Whoever can connect can run code in its sandboxes: the socket's directory is private (0700), a
-port is open to every user of this machine.
-
-SIGTERM drains: new work is refused, running work finishes, then it exits with 0. A second one,
-or Ctrl-C at any time, ends it at once. The first line on standard error says where it listens;
-with --json a JSON line on standard output says it too:
-  {{"socket": "/tmp/sandbox/serve.sock", "pid": 4711}}
-
-examples:
-  collimate-ray serve --socket /tmp/sandbox/serve.sock
-  collimate-ray serve --port 8080 --slots 8
-  COLLIMATE_SERVE_SOCKET=/tmp/sandbox/serve.sock python train.py
-
-{_EXIT_CODES}"""
+    Raises:
+        UsageError: It is not one.
+        SystemExit: ``--help`` or ``--version`` was answered.
+    """
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        # of "--node 3" the option is the mistake, and its value only follows from it
+        found = next((word for word in unknown if word.startswith("-")), unknown[0])
+        kind = "option" if found.startswith("-") else "argument"
+        raise UsageError(f"collimate-ray {args.command}", f"{found}: unknown {kind}")
+    return args
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Make the parser; its namespace has ``command`` and the options of that command."""
-    parser = argparse.ArgumentParser("collimate-ray", description=_MAIN, formatter_class=_Raw)
+    """Make the parser."""
+    parser = _Parser("collimate-ray", description=texts.MAIN, formatter_class=_Raw, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"collimate-ray {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    _add_demo(_command(commands, "demo", _DEMO, "grade a small task set on a local cluster"))
-    _add_grade(_command(commands, "grade", _GRADE, "grade a file of completions"))
-    _add_serve(_command(commands, "serve", _SERVE, "run the sandbox daemon of one node"))
+    _add_demo(_command(commands, "demo", texts.DEMO, "grade a small task set on a local cluster"))
+    _add_grade(_command(commands, "grade", texts.GRADE, "grade a file of completions"))
+    _add_serve(_command(commands, "serve", texts.SERVE, "run the sandbox daemon of one node"))
     return parser
 
 

@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any, Protocol
 
+from collimate_ray.cli import streams
+
 #: Seconds between two lines where there is no terminal: a log stays readable over hours.
 LINE_EVERY_S = 10.0
 
@@ -32,19 +34,27 @@ class Lines:
     def __init__(self, total: int) -> None:
         self.total = total
         self._began = self._said = time.monotonic()
+        #: grades done, and how many the last line told of
+        self._done = self._told = 0
 
     def __enter__(self) -> Lines:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        if self._done == self.total != self._told:
+            self._say(time.monotonic())
 
     def update(self, done: int) -> None:
         """Say it, unless a line was written just now."""
+        self._done = done
         now = time.monotonic()
         if now - self._said >= LINE_EVERY_S:
-            self._said = now
-            note(f"graded {done} of {self.total}, {done / (now - self._began):.1f}/s")
+            self._say(now)
+
+    def _say(self, now: float) -> None:
+        self._said, self._told = now, self._done
+        rate = self._done / max(now - self._began, 1e-3)
+        note(f"graded {self._done} of {self.total}, {rate:.1f}/s")
 
 
 class Bar:
@@ -85,4 +95,4 @@ class Bar:
 
 def note(text: str) -> None:
     """Print one line to standard error."""
-    print(f"collimate-ray: {text}", file=sys.stderr, flush=True)
+    streams.say(f"collimate-ray: {text}")

@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from collimate_ray.errors import CheckerError, ConfigError, SpecError
 from collimate_ray.results import GradeResult, Verdict
 
 #: Characters of a node id that are shown: Ray's own tools show as many, and they name the daemon's directory.
 NODE_CHARS = 12
+#: Names of errors that are the caller's own, not the machines': the spec or its code, or an option of the group.
+_SPEC_ERRORS = frozenset(kind.__name__ for kind in (CheckerError, ConfigError, SpecError))
 
 
 @dataclass
@@ -41,7 +44,8 @@ class Tally:
         groups: Groups that came back.
         grades: Completions in them, with a verdict or without.
         verdicts: Grades by verdict.
-        infra_errors: Grades without a verdict, by the error's name.
+        infra_errors: Grades without a verdict because of the machines, by the error's name.
+        spec_errors: Grades without a verdict because the spec or its own code is wrong, by the error's name.
         evidence: Attempts to forge, by kind.
         nodes: By node id.
         reward_sum: Sum of the valid rewards.
@@ -52,6 +56,7 @@ class Tally:
     grades: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     infra_errors: Counter[str] = field(default_factory=Counter)
+    spec_errors: Counter[str] = field(default_factory=Counter)
     evidence: Counter[str] = field(default_factory=Counter)
     nodes: dict[str, NodeTally] = field(default_factory=dict)
     reward_sum: float = 0.0
@@ -66,7 +71,11 @@ class Tally:
             if result.valid and result.verdict is not None:
                 self._add_verdict(result, result.verdict)
             else:
-                self.infra_errors[result.error or "unknown"] += 1
+                self._add_error(result.error or "unknown")
+
+    def _add_error(self, name: str) -> None:
+        errors = self.spec_errors if name in _SPEC_ERRORS else self.infra_errors
+        errors[name] += 1
 
     def _add_verdict(self, result: GradeResult, verdict: Verdict) -> None:
         self.verdicts[verdict.value] += 1
@@ -79,7 +88,7 @@ class Tally:
     @property
     def without_verdict(self) -> int:
         """Grades that have no verdict."""
-        return sum(self.infra_errors.values())
+        return (self.infra_errors + self.spec_errors).total()
 
     @property
     def rate(self) -> float:
@@ -95,6 +104,7 @@ class Tally:
             "grades": self.grades,
             "verdicts": dict(self.verdicts),
             "infra_errors": dict(self.infra_errors),
+            "spec_errors": dict(self.spec_errors),
             "evidence": dict(self.evidence),
             "reward_mean": self.reward_sum / judged if judged else None,
             "nodes": {name: _node_summary(node) for name, node in sorted(self.nodes.items())},
@@ -144,7 +154,7 @@ def _verdict_table(tally: Tally) -> Any:
     for verdict in Verdict:
         if count := tally.verdicts[verdict.value]:
             table.add_row(verdict.name, str(count), f"{count / tally.grades:.1%}")
-    for name, count in sorted(tally.infra_errors.items()):
+    for name, count in sorted((tally.infra_errors + tally.spec_errors).items()):
         table.add_row(f"no verdict: {name}", str(count), f"{count / tally.grades:.1%}")
     return table
 
@@ -172,7 +182,8 @@ def _closing_lines(tally: Tally, out: str) -> list[str]:
     lines = [
         f"{tally.groups} groups, {tally.grades} grades in {tally.seconds:.1f} s: {tally.rate:.1f} grades/s, "
         f"a grade takes p50 {p50:.0f} ms, p99 {p99:.0f} ms",
-        f"infra errors: {tally.without_verdict}",
+        f"infra errors: {tally.infra_errors.total()}",
+        f"spec errors: {tally.spec_errors.total()}",
     ]
     if tally.evidence:
         kinds = ", ".join(f"{name} {count}" for name, count in sorted(tally.evidence.items()))

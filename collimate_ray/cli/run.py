@@ -143,6 +143,14 @@ def _seeds(row: Row, mode: str) -> list[str] | str:
     return [shared] * len(row.completions)
 
 
+def note_errors(row_id: str, group: GroupResult) -> None:
+    """Say which members of a group have no verdict, and why; nothing where all have one."""
+    errors = [result.error or "unknown" for result in group.results if not result.valid]
+    if errors:
+        names = ", ".join(sorted(set(errors)))
+        note(f"{shown(row_id)}: no verdict for {len(errors)} of {len(group.results)}: {names}")
+
+
 def _result(ref: Any, row: Row) -> GroupResult:
     """Get a group's result; one that failed as a whole comes back without verdicts, whole and in order."""
     import ray
@@ -158,4 +166,5 @@ def _result(ref: Any, row: Row) -> GroupResult:
         return GroupResult.of(row.id, [infra_failure(type(cause).__name__)] * len(row.completions))
     if not isinstance(group, GroupResult) or len(group.results) != len(row.completions):
         raise GraderClosed(f"the answer to group {row.id} is not that group")
+    note_errors(row.id, group)
     return group
