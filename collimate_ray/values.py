@@ -1,6 +1,7 @@
 """The plain encoding in which values cross between a session and the judge; never pickle, never eval.
 
-JSON values stand for themselves; anything else is ``{"$": tag, "v": ...}`` (design: API, Values that cross). The same
+JSON values stand for themselves; anything else is ``{"$": tag, "v": ...}`` (design: API, Values that cross; ``std``
+holds a value type of the standard library: its name, and the plain parts that it is made of again). The same
 text runs on both sides: here it is imported, and inside a session it is part of the runner's source, so this module is
 standard library only, Python 3.8+, and imports nothing of ours. Every walk is iterative: a value 2,000 deep must not
 meet the recursion limit of a process of ours. Methods that a candidate's object overrides are never called.
@@ -10,17 +11,18 @@ from __future__ import annotations
 
 import base64
 import builtins
-import json
+import collections
+import datetime
+import decimal
+import fractions
 import math
 import sys
 from collections.abc import Callable
-from json import JSONDecodeError
-from json.decoder import scanstring  # type: ignore[attr-defined]
-from json.scanner import NUMBER_RE
 from typing import Any
 
-#: Deepest nesting that crosses.
-MAX_DEPTH = 2000
+from collimate_ray.jsontext import MAX_DEPTH, ValueCrossingError, dumps, loads
+
+__all__ = ["MAX_VALUE_BYTES", "STANDARD", "ValueCrossingError", "decode", "dumps", "encode", "loads"]
 
 #: Most bytes of JSON text that cross as one value.
 MAX_VALUE_BYTES = 16 << 20
@@ -31,18 +33,47 @@ MAX_PARTS = 2_000_000
 #: Keys of one hash in a set or dict, at most; honest ones hardly ever share any.
 _MAX_COLLISIONS = 1000
 
+#: Bits of an integer that a fraction or range is made of: reducing a fraction takes quadratic time.
+_MAX_PART_BITS = 100_000
+
 #: Integers up to here are exact in every JSON reader.
 MAX_PLAIN_INT = 1 << 53
+
+_NONE = type(None)
+
+#: Value types of the standard library that cross exactly (a subclass does not): how each is taken apart, the types of
+#: its parts, and how it is made again.
+STANDARD: dict[str, tuple[type, Callable[[Any], list[Any]], tuple[Any, ...], Callable[..., Any]]] = {
+    "bytearray": (bytearray, lambda v: [bytes(v)], (bytes,), bytearray),
+    "range": (range, lambda v: [v.start, v.stop, v.step], (int, int, int), range),
+    "Decimal": (decimal.Decimal, lambda v: [str(v)], (str,), decimal.Decimal),
+    "Fraction": (fractions.Fraction, lambda v: [v.numerator, v.denominator], (int, int), fractions.Fraction),
+    "date": (datetime.date, lambda v: [v.toordinal()], (int,), datetime.date.fromordinal),
+    "timedelta": (
+        datetime.timedelta,
+        lambda v: [v.days, v.seconds, v.microseconds],
+        (int, int, int),
+        datetime.timedelta,
+    ),
+    "datetime": (datetime.datetime, lambda v: [v.isoformat()], (str,), datetime.datetime.fromisoformat),
+    "time": (datetime.time, lambda v: [v.isoformat()], (str,), datetime.time.fromisoformat),
+    "deque": (collections.deque, lambda v: [list(v), v.maxlen], (list, (int, _NONE)), collections.deque),
+    "Counter": (collections.Counter, lambda v: [dict(v)], (dict,), collections.Counter),
+    "OrderedDict": (collections.OrderedDict, lambda v: [list(v.items())], (list,), collections.OrderedDict),
+    "defaultdict": (
+        collections.defaultdict,
+        lambda v: [v.default_factory, dict(v)],
+        ((type, _NONE), dict),
+        collections.defaultdict,
+    ),
+}
+_STANDARD_NAMES = {row[0]: name for name, row in STANDARD.items()}
 
 #: Bases whose subclasses cross as the base, read by the base's own methods.
 _BASES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset)
 
 #: numpy kinds that cross as raw bytes: bool, int, unsigned, float, complex.
 _ARRAY_KINDS = "biufc"
-
-
-class ValueCrossingError(ValueError):
-    """A value that cannot cross: too deep, too large, of no plain kind, or text that is no such encoding."""
 
 
 def encode(value: Any, ref: Callable[[Any], Any] | None = None) -> Any:
@@ -83,6 +114,8 @@ def encode(value: Any, ref: Callable[[Any], Any] | None = None) -> Any:
 
 def _encode_one(item: Any, ref: Callable[[Any], Any] | None) -> tuple[Any, list[tuple[Any, Any, Any]]]:
     """Encode one level; the children come back as (child, container, place) to fill."""
+    if type(item) in _STANDARD_NAMES:
+        return _encode_standard(item)
     kind = _base_of(type(item))
     if item is None or kind is bool:
         return item, []
@@ -142,6 +175,13 @@ def _encode_dict(item: dict[Any, Any]) -> tuple[Any, list[tuple[Any, Any, Any]]]
     return {"$": "dict", "v": pairs}, children
 
 
+def _encode_standard(item: Any) -> tuple[Any, list[tuple[Any, Any, Any]]]:
+    name = _STANDARD_NAMES[type(item)]
+    parts = [name, *STANDARD[name][1](item)]
+    slots: list[Any] = [None] * len(parts)
+    return {"$": "std", "v": slots}, [(part, slots, i) for i, part in enumerate(parts)]
+
+
 def _encode_leaf(item: Any, kind: Any, ref: Callable[[Any], Any] | None) -> Any:
     if kind in (bytes, bytearray):
         return {"$": "bytes", "v": _b64(bytes(kind.__getitem__(item, slice(None))))}
@@ -194,7 +234,20 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
     "set": lambda parts: set(_spread(parts)),
     "frozenset": lambda parts: frozenset(_spread(parts)),
     "dict": lambda parts: dict(zip(_spread(parts[::2]), parts[1::2])),
+    "std": lambda parts: _make_standard(*parts),
 }
+
+
+def _make_standard(name: str, *parts: Any) -> Any:
+    kind, _, types, make = STANDARD[name]
+    if len(parts) != len(types) or not all(map(isinstance, parts, types)):
+        raise ValueCrossingError("not the parts of a " + name)
+    if any(type(part) is int and part.bit_length() > _MAX_PART_BITS for part in parts):
+        raise ValueCrossingError("a %s of numbers too large" % name)
+    made = make(*parts)
+    if type(made) is not kind:
+        raise ValueCrossingError("not a " + name)
+    return made
 
 
 def decode(node: Any, resolve: Callable[[Any], Any] | None = None) -> Any:
@@ -214,7 +267,7 @@ def decode(node: Any, resolve: Callable[[Any], Any] | None = None) -> Any:
         return _decode(node, resolve)
     except ValueCrossingError:
         raise
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         raise ValueCrossingError("not an encoded value: %s" % error) from None
 
 
@@ -306,131 +359,3 @@ def _decode_array(dtype: str, shape: list[int], body: str) -> Any:
         raise ValueCrossingError("an empty array of many rows")
     array = numpy.frombuffer(data, kind).reshape(shape).copy()
     return array[()] if not shape else array
-
-
-def dumps(tree: Any) -> str:
-    """Write an encoded tree as ASCII JSON, however deep it is."""
-    try:
-        return json.dumps(tree, allow_nan=False, separators=(",", ":"))
-    except RecursionError:
-        return _dumps_deep(tree)
-
-
-def _dumps_deep(tree: Any) -> str:
-    out: list[str] = []
-    work: list[Any] = [(tree,)]
-    while work:
-        item = work.pop()
-        if type(item) is str:  # text to write as it is; values come wrapped
-            out.append(item)
-        elif type(item[0]) is list:
-            work += _interleave("[", [[(part,)] for part in item[0]], "]")
-        elif type(item[0]) is dict:
-            work += _interleave("{", [[json.dumps(k) + ":", (v,)] for k, v in item[0].items()], "}")
-        else:
-            out.append(json.dumps(item[0], allow_nan=False))
-    return "".join(out)
-
-
-def _interleave(opening: str, groups: list[list[Any]], closing: str) -> list[Any]:
-    """Give the pieces of a container in the order in which a stack must hold them."""
-    pieces: list[Any] = [opening]
-    for i, group in enumerate(groups):
-        pieces += ([","] if i else []) + group
-    return ([*pieces, closing])[::-1]
-
-
-def loads(text: str) -> Any:
-    """Read JSON text of a hostile origin: bounded depth, no NaN, no recursion error.
-
-    Raises:
-        ValueCrossingError: It is not JSON, is too deep, or holds a constant that is not JSON.
-    """
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except RecursionError:
-        return _loads_deep(text)
-    except ValueCrossingError:
-        raise
-    except ValueError as error:  # int() refuses over 4,300 digits: bigger ones cross as hex
-        raise ValueCrossingError("not JSON: %s" % error) from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueCrossingError("not JSON: " + name)
-
-
-def _loads_deep(text: str) -> Any:
-    """Read deep JSON with a stack of our own; only what ``dumps`` writes (no spaces) is taken."""
-    stack: list[Any] = []
-    keys: list[Any] = []
-    value: Any = None
-    at, have = 0, False
-    try:
-        while True:
-            if have and not stack:
-                if at != len(text):
-                    raise ValueCrossingError("not JSON: text after the end")
-                return value
-            mark = text[at]
-            if have:
-                at, have, value = _attach(text, at, mark, stack, keys, value)
-            elif mark in "[{" and text[at + 1] not in "]}":
-                stack.append([] if mark == "[" else {})
-                if len(stack) > 3 * MAX_DEPTH + 64:  # a level of a dict is three of JSON
-                    raise ValueCrossingError("JSON nested too deep")
-                at = at + 1 if mark == "[" else _read_key(text, at + 1, keys)
-            else:
-                value, at = _read_leaf(text, at)
-                have = True
-    except (IndexError, JSONDecodeError, StopIteration):
-        raise ValueCrossingError("not JSON: cut short") from None
-
-
-def _attach(text: str, at: int, mark: str, stack: list[Any], keys: list[Any], value: Any) -> tuple[int, bool, Any]:
-    """Put a finished value into its container; tell where to go on, whether a value is at hand, and which."""
-    top = stack[-1]
-    if type(top) is list:
-        top.append(value)
-    else:
-        top[keys.pop()] = value
-    if mark == ",":
-        return (at + 1 if type(top) is list else _read_key(text, at + 1, keys)), False, None
-    if mark != ("]" if type(top) is list else "}"):
-        raise ValueCrossingError("not JSON: expected , or the end of a container")
-    return at + 1, True, stack.pop()
-
-
-def _read_key(text: str, at: int, keys: list[Any]) -> int:
-    if text[at] != '"':
-        raise ValueCrossingError("not JSON: expected a key")
-    key, at = scanstring(text, at + 1, True)
-    if text[at] != ":":
-        raise ValueCrossingError("not JSON: expected :")
-    keys.append(key)
-    return int(at) + 1
-
-
-#: words of JSON that are whole values, and how each is made
-_WORDS: tuple[tuple[str, Callable[[], Any]], ...] = (
-    ("null", lambda: None),
-    ("true", lambda: True),
-    ("false", lambda: False),
-    ("[]", list),
-    ("{}", dict),
-)
-
-
-def _read_leaf(text: str, at: int) -> tuple[Any, int]:
-    if text[at] == '"':
-        value, end = scanstring(text, at + 1, True)
-        return value, end
-    for word, make in _WORDS:
-        if text.startswith(word, at):
-            return make(), at + len(word)
-    match = NUMBER_RE.match(text, at)
-    if match is None:
-        raise ValueCrossingError("not JSON: expected a value")
-    whole, fraction, exponent = match.groups()
-    number = float(match.group()) if fraction or exponent else int(whole)
-    return number, match.end()

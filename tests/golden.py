@@ -61,6 +61,22 @@ else:
 TWICE = asserting("def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == [1, 1]\n", "twice")
 EQUALS_ALL = "class E:\n    __eq__ = lambda a, b: True\n    __ne__ = lambda a, b: False\n    __hash__ = lambda a: 1\n"
 
+STANDARD_IMPORTS = (
+    "from collections import Counter, OrderedDict, defaultdict, deque\nfrom datetime import date\n"
+    "from decimal import Decimal as D\nfrom fractions import Fraction\n"
+)
+STANDARD_TEST = (
+    STANDARD_IMPORTS
+    + """
+made = make()
+assert made[:4] == [D("1.5"), Fraction(1, 3), date(2024, 2, 29), deque([1])]
+assert made[4:] == [Counter("aab"), {"a": 1}, {"a": [1]}, range(3), b"x"]
+assert [type(v) for v in made] == [D, Fraction, date, deque, Counter, OrderedDict, defaultdict, range, bytearray]
+assert made[4].most_common(1) == [("a", 2)] and made[6]["new"] == [] and made[3].maxlen == 3
+for value in made:
+    assert f(value) == value and type(f(value)) is type(value)
+"""
+)
 FIND_PEER = """
 import gc
 def peer():
@@ -308,6 +324,32 @@ GOLDEN: dict[str, Golden] = {
     "frames of the test": Golden(
         asserting("def steps():\n    secret = 41\n    yield 1\nassert f(steps()) == 7", "f"),
         "def f(g):\n    try: return g.gi_frame.f_locals['secret']\n    except AttributeError: return 7",
+        "passed",
+        1.0,
+    ),
+    "types of the standard library": Golden(
+        asserting(STANDARD_TEST, "f"),
+        STANDARD_IMPORTS + "def f(x): return x\ndef make():\n    return [D('1.5'), Fraction(1, 3), date(2024, 2, 29), "
+        "deque([1], 3), Counter('aab'), OrderedDict(a=1), defaultdict(list, a=[1]), range(3), bytearray(b'x')]",
+        "passed",
+        1.0,
+    ),
+    "one object stays one": Golden(
+        asserting("assert f() is f()\nassert f() == f()\nassert isinstance(f(), Box) and not isinstance(3, Box)", "f"),
+        "class Box: pass\nbox = Box()\ndef f(): return box",
+        "passed",
+        1.0,
+    ),
+    "arithmetic of objects": Golden(
+        asserting("v = sum([V(1), V(2)], V(0)) + V(3) * 2\nassert v.x == 9\ndel v.x\nassert int(V(4)) == 4", "V"),
+        "class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, o): return V(self.x + o.x)\n"
+        "    def __mul__(self, n): return V(self.x * n)\n    def __int__(self): return self.x",
+        "passed",
+        1.0,
+    ),
+    "mutated deque": Golden(
+        asserting("from collections import deque\nd = deque([1, 2])\nf(d)\nassert d == deque([2, 1])", "f"),
+        "def f(d): d.rotate(1)",
         "passed",
         1.0,
     ),

@@ -13,7 +13,7 @@ import threading
 from typing import Any, Callable, Iterable
 
 from collimate_ray.runner.channel import Channel, ConversationError, Garbled
-from collimate_ray.values import ValueCrossingError, decode, dumps, encode
+from collimate_ray.values import STANDARD, ValueCrossingError, decode, dumps, encode
 
 #: What may be asked of an object; the function runs where the object lives.
 OBJECT_OPS: dict[str, Callable[..., Any]] = {
@@ -30,11 +30,24 @@ OBJECT_OPS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "setitem": operator.setitem,
     "delitem": operator.delitem,
+    "delattr": delattr,
+    "isinstance": lambda item, value: isinstance(value, item),
+    "int": int,
+    "float": float,
     "enter": lambda item: item.__enter__(),
     "exit": lambda item, *args: item.__exit__(*args),
 }
-for _name in "eq ne lt le gt ge add sub mul truediv floordiv mod pow matmul and_ or_ xor neg pos abs invert".split():
+for _name in "eq ne lt le gt ge neg pos abs invert".split():
     OBJECT_OPS[_name] = getattr(operator, _name)
+
+
+def _reflected(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda item, other: op(other, item)
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and_ or_ xor".split():
+    OBJECT_OPS[_name] = getattr(operator, _name)
+    OBJECT_OPS["r" + _name] = _reflected(OBJECT_OPS[_name])
 
 #: What a candidate may do with an argument that stayed with the keeper: what a container offers, and attributes of the
 #: test's own classes.
@@ -71,6 +84,12 @@ class StandIn:
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._collimate_peer.operate("setattr", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._collimate_peer.operate("delattr", self, name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return type(instance) is StandIn and self._collimate_peer.operate("isinstance", self, instance) is True
 
     def __exit__(self, *error: Any) -> Any:
         return self._collimate_peer.operate("exit", self, None, None, None)
@@ -121,10 +140,13 @@ def _forward_judged(op: str) -> Callable[..., Any]:
     return method
 
 
-for _name in "iter next len str repr reversed getitem setitem delitem enter".split():
+for _name in "iter next len str repr int float reversed getitem setitem delitem enter".split():
     setattr(StandIn, "__%s__" % _name, _forward(_name))
-for _name in "neg pos abs invert lt le gt ge add sub mul truediv floordiv mod pow matmul and_ or_ xor".split():
-    setattr(StandIn, "__%s__" % _name.rstrip("_"), _forward_judged(_name))
+for _name in OBJECT_OPS:
+    _method = "__%s__" % _name.rstrip("_")
+    if hasattr(operator, _method) or _name[1:] in OBJECT_OPS:  # the operators and their reflections
+        if _method not in vars(StandIn):
+            setattr(StandIn, _method, _forward_judged(_name))
 
 
 class Peer:
@@ -144,6 +166,9 @@ class Peer:
         self._ops = ops
         self._lookup = lookup
         self._objects: dict[int, Any] = {}
+        #: id of each of ``_objects`` -> its number, and the stand-ins by number: what was one object stays one
+        self._numbers: dict[int, int] = {}
+        self._stand_ins: dict[int, StandIn] = {}
         self.asked = 0
         self._nested = 0
         self._lock = threading.RLock()
@@ -261,7 +286,7 @@ class Peer:
         """Tell which arguments a call mutated in place."""
         found = []
         for place, arg in enumerate(args):
-            if type(arg) in (list, dict, set):
+            if type(arg) in _MUTABLE:
                 now = self.encode(arg)
                 if dumps(now) != dumps(nodes[place]):
                     found.append([place, now])
@@ -285,26 +310,36 @@ class Peer:
             return [item._collimate_id, "yours"]
         if len(self._objects) >= MAX_OBJECTS:
             raise MemoryError("over 100,000 objects handed out")
-        number = len(self._objects) + 1
-        self._objects[number] = item
+        number = self._numbers.setdefault(id(item), len(self._objects) + 1)
+        self._objects[number] = item  # kept, so that its id stays its own
         return [number, "mine"]
 
     def _resolve(self, body: Any) -> Any:
         number, whose = body
         if type(number) is not int:
             raise ValueCrossingError("not a handle")
-        return StandIn(self, number) if whose == "mine" else self._objects[number]
+        if whose != "mine":
+            return self._objects[number]
+        if len(self._stand_ins) >= MAX_OBJECTS:
+            raise ValueCrossingError("over 100,000 handles")
+        return self._stand_ins.setdefault(number, StandIn(self, number))
+
+
+#: What a call can change in place and crosses as a value.
+_MUTABLE = (list, dict, set, bytearray) + tuple(
+    STANDARD[name][0] for name in ("deque", "Counter", "OrderedDict", "defaultdict")
+)
 
 
 def _update(target: Any, fresh: Any) -> None:
     """Bring an argument here to what the call there made of it."""
     if type(target) is not type(fresh):
         raise Garbled("an argument changed its type")
-    if type(target) is list:
+    if type(target) in (list, bytearray):
         target[:] = fresh
-    elif type(target) in (dict, set):
+    elif type(target) in _MUTABLE:
         target.clear()
-        target.update(fresh)
+        (target.extend if hasattr(target, "extend") else target.update)(fresh)
 
 
 def described(error: BaseException) -> list[str]:

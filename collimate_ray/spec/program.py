@@ -1,4 +1,4 @@
-"""The in-session program as one source string, made from the texts of ``values.py`` and ``runner/``.
+"""The in-session program as one source string, made from the texts of ``values.py``, what it uses, and ``runner/``.
 
 Must not import the runner: it is written for the session's interpreter, not for this process.
 """
@@ -17,6 +17,7 @@ from collimate_ray.source import parse_python
 
 #: The order in which the texts are joined: each uses only what stands above it.
 _ORDER = (
+    "jsontext",
     "values",
     "runner/jail",
     "runner/channel",
