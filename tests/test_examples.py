@@ -36,3 +36,10 @@ def test_multi_node_job(cluster: Cluster) -> None:
     assert "rewards of a group: [1.0, 0.0, 0.0, 0.0]" in said
     assert "48 grades" in said
     assert said.count("node ") == 3
+
+
+def test_the_first_snippet_of_the_readme() -> None:
+    snippet = (EXAMPLES.parent / "README.md").read_text().split("```python\n", 1)[1].split("\n```\n", 1)[0]
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[1. 0. 0.] [ True  True  True] ['passed', 'failed', 'no_code']" in done.stdout
