@@ -4,6 +4,7 @@ import base64
 import os
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from daemon_harness import Daemon, descendants, processes_with
@@ -247,3 +248,12 @@ def test_deep_and_locked_trees_are_removed(daemon):
 def test_long_command_is_one_clear_line(daemon):
     answer = daemon.run(command=": " + "x" * 140_000)
     assert answer["stdout"] == "collimate: sh: Argument list too long\n"
+
+
+def test_system_v_objects_end_with_their_exec(daemon):
+    if "private-ipc" not in daemon.call("GET", "/v1/health")[1]["isolation"]:
+        pytest.skip("no IPC namespace on this machine")
+    before = Path("/proc/sysvipc/shm").read_text()
+    said = daemon.run(code="import ctypes\nprint(ctypes.CDLL(None).shmget(0, 4096, 0o1600) >= 0)")["stdout"]
+    assert said == "True\n"
+    assert Path("/proc/sysvipc/shm").read_text() == before

@@ -2,7 +2,7 @@
 
 Must not promise anything untried. Modes, best first:
 
-* ``mounts``: root with CAP_SYS_ADMIN: a uid and a private ``/tmp`` for each session;
+* ``mounts``: root with CAP_SYS_ADMIN: a uid, a private ``/tmp`` and private IPC for each session;
 * ``uid``: root without it: a uid for each session;
 * ``caps``: root whose interpreter no other uid can read: uid 0 stays, every capability goes;
 * ``plain``: not root.
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 #: What every mode gives: enforced for each exec by ``boot.py`` and ``execution.py``.
 _ALWAYS = ("process-group", "private-directory", "rlimits", "no-new-privs")
 _EXTRA = {
-    "mounts": ("own-uid", "no-capabilities", "private-tmp"),
+    "mounts": ("own-uid", "no-capabilities", "private-tmp", "private-ipc"),
     "uid": ("own-uid", "no-capabilities"),
     "caps": ("no-capabilities",),
     "plain": (),

@@ -15,7 +15,7 @@ import sys
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _CAPS_VERSION_3 = 0x20080522
@@ -169,7 +169,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def private_mounts(tmp_dir: str, keep: list[str], work: str = "") -> bool:
-    """Enter a mount namespace of our own, with ``tmp_dir`` over the shared directories. Needs CAP_SYS_ADMIN.
+    """Enter mount and IPC namespaces of our own, ``tmp_dir`` over the shared directories. Needs CAP_SYS_ADMIN.
 
     A directory that other uids can't traverse (``/root``) is covered where something to keep lies below, what is kept
     is bound back at its path. ``tmp_dir`` must belong to this uid: mount points are made in it.
@@ -182,7 +182,7 @@ def private_mounts(tmp_dir: str, keep: list[str], work: str = "") -> bool:
     Returns:
         False if the kernel refuses the namespace; nothing is changed then.
     """
-    if _LIBC.unshare(_CLONE_NEWNS) != 0:
+    if _LIBC.unshare(_CLONE_NEWNS | _CLONE_NEWIPC) != 0:
         return False
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     kept = [*keep, work] if work else list(keep)
