@@ -89,6 +89,13 @@ GOLDEN: dict[str, Golden] = {
     "cube right": Golden(CUBES, "def cube(n): return n ** 3", "passed", 1.0),
     "cube as method": Golden(CUBES, "class Solution:\n    def cube(self, n): return n * n * n", "passed", 1.0),
     "cube chatty": Golden(CUBES, "print('{}')\ndef cube(n):\n    print(n)\n    return n ** 3", "passed", 1.0),
+    "cube by spawned processes": Golden(
+        {**CUBES, "limits": {"time_s": 20}},
+        "import multiprocessing\ndef one(n): return n ** 3\ndef cube(n):\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: return pool.map(one, [n])[0]",
+        "passed",
+        1.0,
+    ),
     "cube wrong": Golden(CUBES, "def cube(n): return n * 3", "failed", 0.0),
     "cube partly": Golden(PARTLY, "def cube(n): return n ** 3 if n > 0 else 1", "failed", 0.5),
     "cube as text": Golden(CUBES, "def cube(n): return str(n ** 3)", "failed", 0.0),

@@ -43,7 +43,8 @@ class Loaded:
 
     def prepare(self, prelude: str, seed: str) -> None:
         """Pin the generators and run the spec's own prelude."""
-        sys.modules[_MODULE] = self.module
+        sys.modules[_MODULE] = sys.modules["__main__"] = self.module
+        sys.path.insert(0, os.getcwd())  # a process that it spawns imports it again
         seed_generators(seed)
         load_source(self.names, prelude, "prelude.py")
 
