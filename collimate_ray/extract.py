@@ -7,19 +7,20 @@ where it does not, the choice is documented at the line that makes it. Nothing h
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import warnings
 from dataclasses import dataclass
 
 from collimate_ray.source import parse_python
 
-_FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
-
 #: First words of an info string that mean Python.
 _PYTHON = ("python", "python3", "py", "py3")
 
-#: Closing fences tried for one block: code that holds fences in its strings seldom holds more.
+#: Closing fences tried for one block, and parses of one completion: code that holds fences in its strings is rare, and
+#: a text that is nothing but fences must not cost more than another.
 _MAX_CLOSINGS = 32
+_MAX_PARSES = 256
 
 
 #: The file name that a candidate is parsed under; the compiler's warnings about it are nobody's business here.
@@ -78,43 +79,69 @@ def _unfenced(text: str, entry: str) -> str:
     return code if not entry or _defines(code, entry) else ""
 
 
+@dataclass(frozen=True)
+class _Fence:
+    indent: str
+    mark: str
+    info: str
+
+
+def _fence(line: str) -> _Fence | None:
+    """Read a line as an opening fence."""
+    bare = line.lstrip(" \t")
+    rest = bare.lstrip(bare[:1]) if bare[:1] in ("`", "~") else bare
+    mark = bare[: len(bare) - len(rest)]
+    if len(mark) < 3 or (mark[0] == "`" and "`" in rest):
+        return None
+    return _Fence(line[: len(line) - len(bare)], mark, rest.strip())
+
+
 def _blocks(text: str) -> list[_Block]:
     lines = text.split("\n")
     blocks: list[_Block] = []
-    at = 0
+    at, parses = 0, _MAX_PARSES
     while at < len(lines):
-        opening = _FENCE.match(lines[at])
+        opening = _fence(lines[at])
         at += 1
         if opening is None or (at < len(lines) and _opens(lines[at])):
             continue  # no fence, or the first of a doubled opening
-        end = _end_of_block(lines, at, opening)
-        blocks.append(_Block(_language(opening["info"]), _body(lines[at:end], opening["indent"])))
+        end, tried = _end_of_block(lines, at, opening, parses)
+        parses -= tried
+        blocks.append(_Block(_language(opening.info), _body(lines[at:end], opening.indent)))
         at = end + 1
     return blocks
 
 
 def _opens(line: str) -> bool:
     """Tell whether a line can only be an opening fence: it names a language."""
-    found = _FENCE.match(line)
-    return found is not None and bool(found["info"].strip())
+    found = _fence(line)
+    return found is not None and bool(found.info)
 
 
 def _language(info: str) -> str:
-    words = info.strip().strip("{}.").lower().split()
+    words = info.strip("{}.").lower().split(None, 1)
     word = words[0].strip("{}.,:") if words else ""
     return "python" if word in _PYTHON else word
 
 
-def _end_of_block(lines: list[str], start: int, opening: re.Match[str]) -> int:
-    """Find the closing fence: the first after which the block parses (strings hold fences too), else the first."""
-    closings = [at for at in range(start, len(lines)) if _closes(lines[at], opening["mark"])]
-    if not closings:
-        return len(lines)  # cut off right after the code
-    if _language(opening["info"]) in ("", "python"):
-        for at in closings[:_MAX_CLOSINGS]:
-            if _tree(_body(lines[start:at], opening["indent"])) is not None:
-                return at
-    return closings[0]
+def _end_of_block(lines: list[str], start: int, opening: _Fence, parses: int) -> tuple[int, int]:
+    """Find the closing fence: the first after which the block parses (strings hold fences too), else the first.
+
+    Returns:
+        Its line, and how many parses it took to find it.
+    """
+    closing = (at for at in range(start, len(lines)) if _closes(lines[at], opening.mark))
+    first = next(closing, len(lines))  # none: cut off right after the code
+    if first == len(lines) or _language(opening.info) not in ("", "python"):
+        return first, 0
+    tried = 0
+    for at in itertools.chain([first], closing):
+        if tried == min(parses, _MAX_CLOSINGS):
+            break
+        tried += 1
+        if _tree(_body(lines[start:at], opening.indent)) is not None:
+            return at, tried
+    return first, tried
 
 
 def _closes(line: str, mark: str) -> bool:
@@ -138,7 +165,7 @@ def _tree(code: str) -> ast.Module | None:
 def _defines(code: str, entry: str) -> bool:
     tree = _tree(code)
     if tree is None:
-        return re.search(rf"^\s*(def|class)\s+{re.escape(entry)}\b", code, re.MULTILINE) is not None
+        return re.search(rf"^[ \t]*(def|class)[ \t]+{re.escape(entry)}\b", code, re.MULTILINE) is not None
     return any(entry in _bound_by(node) for node in tree.body)
 
 

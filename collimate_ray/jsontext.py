@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from json import JSONDecodeError
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.scanner import NUMBER_RE
 from typing import Any
 
 #: Deepest nesting that crosses.
 MAX_DEPTH = 2000
+
+
+#: Lists and objects of one text: each takes some 60 bytes once it is read.
+MAX_CONTAINERS = 4_000_000
 
 
 class ValueCrossingError(ValueError):
@@ -59,6 +62,8 @@ def loads(text: str) -> Any:
     Raises:
         ValueCrossingError: It is not JSON, is too deep, or holds a constant that is not JSON.
     """
+    if text.count("[") + text.count("{") > MAX_CONTAINERS:
+        raise ValueCrossingError("JSON of over 4,000,000 containers")
     try:
         return json.loads(text, parse_constant=_no_constant)
     except RecursionError:
@@ -96,8 +101,10 @@ def _loads_deep(text: str) -> Any:
             else:
                 value, at = _read_leaf(text, at)
                 have = True
-    except (IndexError, JSONDecodeError, StopIteration):
-        raise ValueCrossingError("not JSON: cut short") from None
+    except ValueCrossingError:
+        raise
+    except (IndexError, ValueError, StopIteration):
+        raise ValueCrossingError("not JSON: cut short, or a number of too many digits") from None
 
 
 def _attach(text: str, at: int, mark: str, stack: list[Any], keys: list[Any], value: Any) -> tuple[int, bool, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from collimate_ray.errors import CheckerError, CollimateRayError, InfraError, SessionLost
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 #: Case lists kept, one a (spec, seed). A trainer's step has a few hundred groups; older ones are not asked again.
 CASES_KEPT = 256
+
+
+#: Longest time that a cancellation runs after its exec, s, and pause between its tries, s.
+CANCEL_S, CANCEL_LOOK_S = 10.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,8 @@ class SlotPool:
         self._cases = CaseCache(client)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="grade")
         self._lock = threading.Lock()
-        #: key -> exec id of each job that has neither ended nor been cancelled
-        self._open: dict[JobKey, str] = {}
+        #: key -> exec id and future of each job that has neither ended nor been cancelled
+        self._open: dict[JobKey, tuple[str, Future[GradeResult | None]]] = {}
 
     @property
     def running(self) -> int:
@@ -135,19 +140,28 @@ class SlotPool:
         with self._lock:
             if job.key in self._open:
                 return
-            self._open[job.key] = exec_id
-        future = self._executor.submit(self._grade, job, exec_id)
+            future = self._executor.submit(self._grade, job, exec_id)
+            self._open[job.key] = (exec_id, future)
         future.add_done_callback(lambda ended: self._end(job.key, exec_id, ended, done))
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """Stop jobs and forget their outcomes. Blocks for the daemon's answers; unknown keys are ignored."""
         with self._lock:
-            found = [exec_id for key in keys if (exec_id := self._open.pop(key, None))]
-        for exec_id in found if self._can_cancel else ():
-            try:
-                self._client.cancel_exec(exec_id)
-            except CollimateRayError as error:
-                logger.debug("exec %s not cancelled: %s", exec_id, error)
+            found = [job for key in keys if (job := self._open.pop(key, None))]
+        left = [(exec_id, future) for exec_id, future in found if not future.cancel()]
+        end = time.monotonic() + CANCEL_S
+        while self._can_cancel and left and time.monotonic() < end:
+            # one that is about to be sent is not known to the daemon yet: asked again until it is, or has ended
+            left = [(exec_id, future) for exec_id, future in left if not (future.done() or self._stop(exec_id))]
+            wait([future for _, future in left], timeout=CANCEL_LOOK_S)
+
+    def _stop(self, exec_id: str) -> bool:
+        """Stop an exec; False if the daemon does not know it."""
+        try:
+            return self._client.cancel_exec(exec_id)
+        except CollimateRayError as error:
+            logger.debug("exec %s not cancelled: %s", exec_id, error)
+            return True
 
     def cancel_all(self) -> None:
         """Stop every job. Blocks for the daemon's answers."""
@@ -159,8 +173,9 @@ class SlotPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _grade(self, job: Job, exec_id: str) -> GradeResult | None:
-        if self._open.get(job.key) != exec_id:
-            return None  # cancelled before it began
+        with self._lock:  # ``submit`` holds it until the job is noted
+            if not self._is_open(job.key, exec_id):
+                return None  # cancelled before it began
         cases = self._cases.get(job) if job.spec.draws_seed else None
         return grade_candidate(
             self._client,
@@ -178,11 +193,14 @@ class SlotPool:
         self, key: JobKey, exec_id: str, ended: Future[GradeResult | None], done: Callable[[Outcome], None]
     ) -> None:
         with self._lock:
-            if self._open.get(key) != exec_id:
+            if not self._is_open(key, exec_id):
                 return
             del self._open[key]
         error = ended.exception()
         done(Outcome(key, error=classify(error)) if error else Outcome(key, result=ended.result()))
+
+    def _is_open(self, key: JobKey, exec_id: str) -> bool:
+        return key in self._open and self._open[key][0] == exec_id
 
 
 def classify(error: BaseException) -> Exception:

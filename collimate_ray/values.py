@@ -16,6 +16,7 @@ import datetime
 import decimal
 import fractions
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,13 @@ MAX_VALUE_BYTES = 16 << 20
 MAX_PARTS = 2_000_000
 
 #: Keys of one hash in a set or dict, at most; honest ones hardly ever share any.
-_MAX_COLLISIONS = 1000
+_MAX_COLLISIONS = 100
+
+#: Keys of one set or dict: keys of different hashes can be chosen to meet in its table, too.
+_MAX_KEYS = 50_000
+
+#: A numeric dtype's name; numpy's own parser takes more, and raises whatever it likes.
+_DTYPE = re.compile(r"[<>|=]?[biufc]\d{1,2}\Z")
 
 #: Bits of an integer that a fraction or range is made of: reducing a fraction takes quadratic time.
 _MAX_PART_BITS = 100_000
@@ -59,7 +66,7 @@ STANDARD: dict[str, tuple[type, Callable[[Any], list[Any]], tuple[Any, ...], Cal
     "time": (datetime.time, lambda v: [v.isoformat()], (str,), datetime.time.fromisoformat),
     "deque": (collections.deque, lambda v: [list(v), v.maxlen], (list, (int, _NONE)), collections.deque),
     "Counter": (collections.Counter, lambda v: [dict(v)], (dict,), collections.Counter),
-    "OrderedDict": (collections.OrderedDict, lambda v: [list(v.items())], (list,), collections.OrderedDict),
+    "OrderedDict": (collections.OrderedDict, lambda v: [dict(v)], (dict,), collections.OrderedDict),
     "defaultdict": (
         collections.defaultdict,
         lambda v: [v.default_factory, dict(v)],
@@ -114,7 +121,7 @@ def encode(value: Any, ref: Callable[[Any], Any] | None = None) -> Any:
 
 def _encode_one(item: Any, ref: Callable[[Any], Any] | None) -> tuple[Any, list[tuple[Any, Any, Any]]]:
     """Encode one level; the children come back as (child, container, place) to fill."""
-    if type(item) in _STANDARD_NAMES:
+    if type(item) in _STANDARD_NAMES and not _has_own_factory(item):
         return _encode_standard(item)
     kind = _base_of(type(item))
     if item is None or kind is bool:
@@ -175,6 +182,14 @@ def _encode_dict(item: dict[Any, Any]) -> tuple[Any, list[tuple[Any, Any, Any]]]
     return {"$": "dict", "v": pairs}, children
 
 
+def _has_own_factory(item: Any) -> bool:
+    """Tell a defaultdict that makes values by code of its own: it crosses as the dict that it is."""
+    if type(item) is not collections.defaultdict or item.default_factory is None:
+        return False
+    factory = item.default_factory
+    return type(factory) is not type or vars(builtins).get(getattr(factory, "__name__", "")) is not factory
+
+
 def _encode_standard(item: Any) -> tuple[Any, list[tuple[Any, Any, Any]]]:
     name = _STANDARD_NAMES[type(item)]
     parts = [name, *STANDARD[name][1](item)]
@@ -222,6 +237,8 @@ def _b64(data: bytes) -> str:
 
 def _spread(keys: list[Any]) -> list[Any]:
     """Refuse keys that were chosen to collide: a set of them takes quadratic time to build."""
+    if len(keys) > _MAX_KEYS:
+        raise ValueCrossingError("a set or dict of over 50,000 keys")
     if len(keys) > _MAX_COLLISIONS and len({hash(key) for key in keys}) < len(keys) - _MAX_COLLISIONS:
         raise ValueCrossingError("keys that collide")
     return keys
@@ -274,6 +291,7 @@ def decode(node: Any, resolve: Callable[[Any], Any] | None = None) -> Any:
 def _decode(node: Any, resolve: Callable[[Any], Any] | None) -> Any:
     # a frame: how to make the container, its encoded parts, its decoded parts so far
     stack: list[tuple[Callable[[list[Any]], Any], list[Any], list[Any]]] = [(lambda parts: parts[0], [node], [])]
+    room = MAX_PARTS
     while True:
         make, pending, done = stack[-1]
         if len(done) == len(pending):
@@ -288,6 +306,9 @@ def _decode(node: Any, resolve: Callable[[Any], Any] | None) -> Any:
         if kind is None:
             done.append(child)
         elif kind in _CONTAINERS:
+            room -= len(parts) + 1
+            if room < 0:
+                raise ValueCrossingError("value of over 2,000,000 parts")
             stack.append((_CONTAINERS[kind], parts, []))
             if len(stack) > MAX_DEPTH + 2:
                 raise ValueCrossingError("value nested over 2,000 deep")
@@ -352,10 +373,12 @@ def _decode_array(dtype: str, shape: list[int], body: str) -> Any:
         import numpy
     except ImportError:
         raise ValueCrossingError("an array, and numpy is not there") from None
+    if type(dtype) is not str or not _DTYPE.match(dtype):
+        raise ValueCrossingError("not a numeric dtype")
     kind = numpy.dtype(dtype)
     if kind.kind not in _ARRAY_KINDS or any(type(n) is not int or not 0 <= n <= MAX_PARTS for n in shape):
         raise ValueCrossingError("not a numeric array")
-    if not data and math.prod(max(n, 1) for n in shape) > MAX_DEPTH:  # as lists, its empty rows would fill the memory
-        raise ValueCrossingError("an empty array of many rows")
+    if math.prod(max(n, 1) for n in shape) * max(len(shape), 1) > MAX_PARTS:  # as lists it would fill the memory
+        raise ValueCrossingError("an array of over 2,000,000 parts")
     array = numpy.frombuffer(data, kind).reshape(shape).copy()
     return array[()] if not shape else array

@@ -77,6 +77,15 @@ for value in made:
     assert f(value) == value and type(f(value)) is type(value)
 """
 )
+FORGER = """
+class X:
+    def __sub__(self, other): return X()
+    __rsub__ = __sub__
+    __abs__ = __float__ = lambda self: 0.0
+    __pow__ = lambda self, n: self
+    __len__ = lambda self: 0
+    __bool__ = lambda self: False
+"""
 FIND_PEER = """
 import gc
 def peer():
@@ -131,6 +140,21 @@ GOLDEN: dict[str, Golden] = {
         "crashed",
         0.0,
         "protocol_bytes",
+    ),
+    "cube as a number that overflows": Golden(CUBES, "def cube(n): return complex(1.7e308, 1.7e308)", "failed", 0.0),
+    "cube as a dict with a default": Golden(
+        {**CUBES, "tests": [{"input": [1], "expected": {"1": 2}}]},
+        "from collections import defaultdict\ndef cube(n):\n    d = defaultdict(lambda: 0)\n    d[n] = 2\n    return d",
+        "passed",
+        1.0,
+    ),
+    "cube waits by others": Golden(
+        {**CUBES, "limits": {"time_s": 1, "wall_time_s": 30}},
+        "import os, time\ndef cube(n):\n    for _ in range(5):\n        if os.fork() == 0:\n            os.nice(9)\n"
+        "            while 1: pass\n    end = time.process_time() + 6\n    while time.process_time() < end: pass\n"
+        "    return n ** 3",
+        "timeout",
+        0.0,
     ),
     "cube closes all": Golden(CUBES, "import os\nos.closerange(0, 99)\ndef cube(n): return 1", "crashed", 0.0),
     "cube hangs up": Golden(
@@ -357,6 +381,34 @@ GOLDEN: dict[str, Golden] = {
     "mutated deque": Golden(
         asserting("from collections import deque\nd = deque([1, 2])\nf(d)\nassert d == deque([2, 1])", "f"),
         "def f(d): d.rotate(1)",
+        "passed",
+        1.0,
+    ),
+    "operator forges": Golden(
+        asserting("assert abs(f(3.0) - 9.0) < 1e-6", "f"), FORGER + "def f(x): return X()", "crashed", 0.0
+    ),
+    "operator forges a length": Golden(
+        asserting("assert len(f(3) - {9}) == 0", "f"), FORGER + "def f(x): return X()", "crashed", 0.0
+    ),
+    "operator forges a truth": Golden(
+        asserting("assert not (f(3) - {9})", "f"), FORGER + "def f(x): return X()", "crashed", 0.0
+    ),
+    "operator forges a number": Golden(
+        asserting("assert float((f(3) - 9) ** 2) < 1e-6", "f"), FORGER + "def f(x): return X()", "crashed", 0.0
+    ),
+    "number that changes": Golden(
+        asserting("import math\nx = f(1)\nassert math.pow(x, 1) == 1.0 and math.pow(x, 1) == 2.0", "f"),
+        "class X:\n    n = 0\n    def __float__(self):\n        self.n += 1\n        return float(self.n)\n"
+        "def f(x): return X()",
+        "failed",
+        0.0,
+    ),
+    "defaultdict of its own": Golden(
+        asserting(
+            "from collections import defaultdict\nd = defaultdict(lambda: 0, {1: 2})\nassert f(d) == {1: 2}", "f"
+        ),
+        "from collections import defaultdict\ndef f(d):\n    out = defaultdict(lambda: 0)\n    out.update(d)\n"
+        "    return out",
         "passed",
         1.0,
     ),

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from collimate_ray.extract import extract_code
@@ -66,3 +68,23 @@ def test_without_an_entry_the_last_python_block_wins():
 @pytest.mark.parametrize("odd", ["\x00", "\ud83d", "(" * 5000, "x = " + "-" * 20000 + "1"])
 def test_odd_code_is_taken_as_it_is(odd):
     assert extract_code(fenced(GOOD + "\n" + odd), "area") == GOOD + "\n" + odd
+
+
+FLOODS = {
+    "tildes": "~" * 100_000 + "`",
+    "blanks": "~~~" + " " * 100_000 + "`",
+    "blank lines": "```python\n(\n" + "\n" * 100_000 + ")x x\n```",
+    "empty blocks": "```\n```\n" * 12_000,
+    "broken blocks": "```\n(\n" * 16_000,
+}
+
+
+@pytest.mark.parametrize("text", FLOODS.values(), ids=FLOODS)
+def test_text_that_is_all_fences_costs_no_more_than_other_text(text):
+    def seconds(completion):
+        began = time.process_time()
+        extract_code(completion, "area")
+        return time.process_time() - began
+
+    # four times the text: about four times as long; quadratic would be sixteen
+    assert seconds(text) < 10 * max(seconds(text[: len(text) // 4]), 0.05)

@@ -72,6 +72,16 @@ def test_job_that_is_open_already_is_not_run_twice(slots: SlotPool) -> None:
     assert done.get(timeout=60).key[1] == 1
 
 
+def test_cancel_right_after_the_start_leaves_nothing_running(slots: SlotPool, client: SandboxClient) -> None:
+    done: Queue[Outcome] = Queue()
+    for index in range(6):
+        slots.submit(job(index, FOREVER), done.put)
+        slots.cancel([("g", index, 1)])
+    slots.submit(job(9), done.put)
+    assert done.get(timeout=60).key == ("g", 9, 1)
+    assert client.health()["running"] == 0
+
+
 def test_cancelled_job_frees_its_slot_and_says_nothing(slots: SlotPool, client: SandboxClient) -> None:
     done: Queue[Outcome] = Queue()
     before = client.health()["running"]

@@ -1,4 +1,6 @@
 import json
+import time
+from collections import deque
 
 import numpy as np
 import pytest
@@ -120,6 +122,8 @@ EQUAL = [
     (10**15, 1e15 + 0.25),
     (complex(0.3, 1), complex(0.1 + 0.2, 1)),
     ({"1": 2}, {np.int64(1): 2}),
+    (b"ab", bytearray(b"ab")),
+    (deque([0.3]), deque([0.1 + 0.2])),
 ]
 UNEQUAL = [
     ([1, 2], {1, 2}),
@@ -190,6 +194,16 @@ def test_equal_texts(expected, got):
 @pytest.mark.parametrize(("expected", "got"), OTHER_TEXT)
 def test_unequal_texts(expected, got):
     assert not texts_equal(expected, got, TOL)
+
+
+def test_long_digits_cost_linear_time():
+    def seconds(digits):
+        began = time.process_time()
+        assert not texts_equal("42", "1" * digits + "x", TOL)
+        return time.process_time() - began
+
+    # four times the digits: about four times as long; quadratic would be sixteen, and hours
+    assert seconds(200_000) < 10 * max(seconds(50_000), 0.05)
 
 
 def test_exact_and_float_checkers():

@@ -1,4 +1,5 @@
 import collections
+import contextlib
 import datetime
 import decimal
 import fractions
@@ -150,6 +151,7 @@ def test_endless_and_huge_values_are_refused(make):
 
 
 BAD_TEXT = ["", "[1,", '{"$":1', "NaN", "[1}", "[" * 50_000, "[" * 9_000 + "]" * 9_000, '{"a"' * 4000]
+DEEP_NUMBER = "[" * 1990 + "9" * 5000 + "]" * 1990
 BAD_TREES = [
     {"$": "tuple"},
     {"$": "tuple", "v": 3},
@@ -212,12 +214,23 @@ COLLIDING = [n * HASH_PERIOD for n in range(1, 20_000)]
         {"$": "dict", "v": [[encode(n), 0] for n in COLLIDING]},
         {"$": "ndarray", "v": ["<i8", [1 << 20, 0], ""]},
         {"$": "ndarray", "v": ["<i8", [1000, 1000, 0], ""]},
+        {"$": "ndarray", "v": ["|i1", [100_000] + [1] * 30, "A" * 133_332 + "AA=="]},
+        {"$": "ndarray", "v": ["(1,,)f4", [1], "AAAA"]},
+        {"$": "ndarray", "v": ["9" * 5000 + "f4", [1], "AAAA"]},
+        {"$": "std", "v": ["OrderedDict", {"$": "dict", "v": [[encode(n), 0] for n in COLLIDING]}]},
+        {"$": "set", "v": list(range(60_000))},
+        [[]] * 2_100_000,
     ],
-    ids=["set", "frozenset", "dict", "rows", "rows of rows"],
+    ids=["set", "frozenset", "dict", "rows", "rows-of-rows", "axes", "dtype", "long-dtype", "ordered", "many", "parts"],
 )
 def test_values_made_to_choke_the_judge_are_refused(tree):
     with pytest.raises(ValueCrossingError):
         decode(tree)
+
+
+def test_a_long_number_deep_down_is_refused_or_read():
+    with contextlib.suppress(ValueCrossingError):  # by Python's limit on digits, where the process did not lift it
+        decode(loads(DEEP_NUMBER))
 
 
 def test_decoding_runs_nothing():

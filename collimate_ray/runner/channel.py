@@ -19,6 +19,11 @@ _LOOK_S = 0.05
 #: Seconds that what stands in a pipe may take to be read after the time was up.
 _DRAIN_S = 0.5
 
+#: An exchange shorter than this is not looked at, s: whoever waits takes longer.
+_SHORT_S = 0.002
+
+_CORES = len(os.sched_getaffinity(0))
+
 #: Tasks of a candidate that are looked at; more are only a fork bomb's.
 _MOST_TASKS = 256
 
@@ -109,8 +114,9 @@ class Stopwatch:
 
     So a loaded machine costs nobody a verdict and a sleeper is still caught (design: API, limits). Looked at in short
     intervals, the longest wait of any task of the tree counts in each: tasks wait side by side, and ones that end take
-    their account with them. The wall time is bounded too, as a guard. Source: ``/proc/<pid>/task/<tid>/schedstat``,
-    second field, ns.
+    their account with them. The wall time is bounded too, as a guard. Source: ``/proc/<pid>/task/<tid>/schedstat``.
+    CPU time bounds it from below: what all tasks used, divided among the cores, is never less than their own time, so
+    that tasks made only to wait gain nothing.
 
     Args:
         pid: The process.
@@ -126,8 +132,9 @@ class Stopwatch:
         self.cpu = 0.0
         self._waited = 0.0
         self._began: tuple[float, float] | None = None
-        #: task -> ns waited when it was last looked at, and when that was
-        self._seen: dict[str, int] = {}
+        self._used = 0.0
+        #: task -> ns on a core and ns waited when it was last looked at, and when that was
+        self._seen: dict[str, tuple[int, int]] = {}
         self._looked = 0.0
         self._up_at = 0.0
 
@@ -142,23 +149,28 @@ class Stopwatch:
         """Begin or go on."""
         self._looked = time.monotonic()
         self._began = (self._looked, cpu_seconds(self.pid))
-        self._seen = {}
+        if not self._seen:  # later starts go on from the last look: a candidate that is not asked waits for nothing
+            self._seen = _schedule(self.pid)
 
     def stop(self) -> None:
         """Pause."""
         if self._began is not None:
             began, cpu = self._began
+            if time.monotonic() - self._looked > _SHORT_S:
+                self.look()
             self.wall += time.monotonic() - began
             self.cpu += max(0.0, cpu_seconds(self.pid) - cpu)
             self._began = None
 
     def look(self) -> None:
         """Account for the interval since the last look."""
-        now, delays = time.monotonic(), _run_delays(self.pid)
+        now, tasks = time.monotonic(), _schedule(self.pid)
         # a task that was not there before counts from its start, which is within the interval
-        waited = max((ns - self._seen.get(task, 0) for task, ns in delays.items()), default=0) / 1e9
-        self._waited += min(waited, now - self._looked) if self._seen else 0.0
-        self._seen, self._looked = delays, now
+        before = [self._seen.get(task, (0, 0)) for task in tasks]
+        waited = max((after[1] - old[1] for after, old in zip(tasks.values(), before)), default=0) / 1e9
+        self._used += sum(after[0] - old[0] for after, old in zip(tasks.values(), before)) / 1e9
+        self._waited += min(waited, now - self._looked)
+        self._seen, self._looked = tasks, now
 
     def check(self, ready: bool) -> None:
         """Look at the time where a look is due. What is ready may still be taken for a moment: it came in time.
@@ -179,19 +191,21 @@ class Stopwatch:
         """Seconds of own or wall time that are left; 0 or less: the time is up."""
         began = self._began[0] if self._began else time.monotonic()
         wall = self.wall + time.monotonic() - began
-        return min(self.time_s - (wall - self._waited), self.wall_s - wall)
+        own = max(wall - self._waited, self._used / _CORES)
+        return min(self.time_s - own, self.wall_s - wall)
 
 
-def _run_delays(root: int) -> dict[str, int]:
-    """Give the time that each task of a process and its descendants waited for a core, ns by task id."""
-    found: dict[str, int] = {}
+def _schedule(root: int) -> dict[str, tuple[int, int]]:
+    """Give the time that each task of a process and its descendants was on a core and waited for one, ns by task id."""
+    found: dict[str, tuple[int, int]] = {}
     pids = [str(root)]
     while pids and len(found) < _MOST_TASKS:
         pid = pids.pop()
         try:
             for task in os.listdir("/proc/%s/task" % pid):
                 with open("/proc/%s/task/%s/schedstat" % (pid, task)) as text:
-                    found[task] = int(text.read().split()[1])
+                    on_core, waited = text.read().split()[:2]
+                    found[task] = (int(on_core), int(waited))
                 with open("/proc/%s/task/%s/children" % (pid, task)) as text:
                     pids += text.read().split()
         except (OSError, IndexError, ValueError):

@@ -67,13 +67,18 @@ MAX_NESTED = 200
 
 
 class StandIn:
-    """An object of the other end. It has no methods of its own: each use is a request."""
+    """An object of the other end. It has no methods of its own: each use is a request.
 
-    __slots__ = ("_collimate_id", "_collimate_peer")
+    One that an operator made of an object and a plain value is *derived*: it has seen the test's value, so a plain
+    value that it gives would be a verdict of its own making, and is refused.
+    """
+
+    __slots__ = ("_collimate_derived", "_collimate_id", "_collimate_peer")
 
     def __init__(self, peer: "Peer", number: int) -> None:
         object.__setattr__(self, "_collimate_peer", peer)
         object.__setattr__(self, "_collimate_id", number)
+        object.__setattr__(self, "_collimate_derived", False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
@@ -95,6 +100,7 @@ class StandIn:
         return self._collimate_peer.operate("exit", self, None, None, None)
 
     def __bool__(self) -> bool:
+        _refuse_derived(self, "truth")
         return self._collimate_peer.operate("bool", self) is True
 
     def __eq__(self, other: object) -> Any:
@@ -104,6 +110,7 @@ class StandIn:
         return self._compare("ne", other, True)
 
     def __hash__(self) -> int:
+        _refuse_derived(self, "hash")
         return int(self._collimate_peer.operate("hash", self))
 
     def _compare(self, op: str, other: object, unlike: bool) -> Any:
@@ -116,8 +123,17 @@ class StandIn:
         return self._collimate_peer.operate(op, self, other)
 
 
+def _refuse_derived(item: StandIn, what: str) -> None:
+    if item._collimate_derived:
+        raise TypeError("%s of what an object and a plain value made" % what)
+
+
 def _forward(op: str) -> Callable[..., Any]:
     def method(self: StandIn, *args: Any) -> Any:
+        if op not in ("setitem", "delitem", "enter"):
+            _refuse_derived(self, op)
+        if op in ("int", "float"):
+            return self._collimate_peer.convert(op, self)
         return self._collimate_peer.operate(op, self, *args)
 
     return method
@@ -133,8 +149,11 @@ def _forward_judged(op: str) -> Callable[..., Any]:
         if op in ("lt", "le", "gt", "ge") and type(args[0]) is not StandIn:
             raise TypeError("order of an object and a plain value")
         result = self._collimate_peer.operate(op, self, *args)
-        if type(result) is not StandIn and not all(type(arg) is StandIn for arg in args):
+        if all(type(side) is StandIn and not side._collimate_derived for side in (self, *args)):
+            return result
+        if type(result) is not StandIn:
             raise TypeError("%s of an object and a plain value gave a plain value" % op)
+        object.__setattr__(result, "_collimate_derived", True)
         return result
 
     return method
@@ -169,6 +188,7 @@ class Peer:
         #: id of each of ``_objects`` -> its number, and the stand-ins by number: what was one object stays one
         self._numbers: dict[int, int] = {}
         self._stand_ins: dict[int, StandIn] = {}
+        self._converted: dict[tuple[str, int], Any] = {}
         self.asked = 0
         self._nested = 0
         self._lock = threading.RLock()
@@ -194,6 +214,13 @@ class Peer:
         """Do one of ``OBJECT_OPS`` at the other end."""
         answer = self.ask(op, self.encode(target), [self.encode(arg) for arg in args])
         return self.decode(answer.get("a"))
+
+    def convert(self, op: str, target: StandIn) -> Any:
+        """Give an object as a number: always the one that it was the first time it was asked."""
+        key = (op, target._collimate_id)
+        if key not in self._converted:
+            self._converted[key] = self.operate(op, target)
+        return self._converted[key]
 
     def ask(self, op: str, target: Any, args: list[Any], kwargs: bool = False) -> dict[str, Any]:
         """Ask (all encoded) and give the answer; raise what it raised."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ FLOAT_TOLERANCE = 1e-6
 ROUNDING = 1e-12
 
 _INTEGER = re.compile(r"[+-]?\d+\Z")
-_REAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z")
+_REAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\Z")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def values_equal(expected: Any, got: Any, tolerance: Tolerance) -> bool:
 def _children(expected: Any, got: Any, tolerance: Tolerance) -> list[tuple[Any, Any]] | None:
     """Compare one level: None if it differs, else the pairs to compare below it."""
     expected, got = _plain(expected), _plain(got)
-    if isinstance(expected, list | tuple):
-        if not isinstance(got, list | tuple) or len(expected) != len(got):
+    if isinstance(expected, list | tuple | deque):
+        other = deque if isinstance(expected, deque) else list | tuple
+        if not isinstance(got, other) or len(expected) != len(got):
             return None
         return list(zip(expected, got, strict=True))
     if isinstance(expected, dict):
@@ -103,7 +105,8 @@ def _leaves_equal(expected: Any, got: Any, tolerance: Tolerance) -> bool:
     if isinstance(expected, complex) or isinstance(got, complex):
         numbers = all(isinstance(side, int | float | complex) for side in (expected, got))
         return numbers and (expected == got or tolerance.close(0.0, abs(expected - got)))
-    return type(expected) is type(got) and bool(expected == got)
+    alike = type(expected) is type(got) or all(isinstance(side, bytes | bytearray) for side in (expected, got))
+    return alike and bool(expected == got)
 
 
 def texts_equal(expected: str, got: str, tolerance: Tolerance) -> bool:

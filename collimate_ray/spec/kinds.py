@@ -72,10 +72,11 @@ class _CallSpec(RewardSpec):
     def passes(self, case: Case, record: CaseRecord) -> bool:
         """Compare the decoded answer with the expected value."""
         try:
-            got = decode(record.value)
+            return self._checker().values(case.expected, decode(record.value))
         except ValueCrossingError:  # an object of no plain form equals nothing
             return False
-        return self._checker().values(case.expected, got)
+        except (ArithmeticError, TypeError, ValueError):  # nor does a value that cannot be compared: sNaN, arrays
+            return False
 
     def shown(self, case: Case, record: CaseRecord) -> tuple[str, str]:
         """Show both in the encoding in which they cross."""
