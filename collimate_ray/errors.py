@@ -24,6 +24,15 @@ from __future__ import annotations
 
 from typing import Any
 
+#: Characters of a value that an error's text shows.
+_SHOWN_CHARS = 60
+
+
+def shown(value: object) -> str:
+    """Give a value as an error's text shows it: its repr, cut at 60 characters."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
 
 class CollimateRayError(Exception):
     """Root of everything this package raises on purpose."""

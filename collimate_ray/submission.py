@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collimate_ray.errors import ConfigError
+from collimate_ray.errors import ConfigError, shown
 from collimate_ray.messages import OnInfraError, SpecParcel, Submission
 from collimate_ray.seeds import MODES, fresh_seed, group_seeds, is_valid_seed, seed_from_key
 from collimate_ray.spec.limits import checked_limits
@@ -174,7 +174,7 @@ def _seeds(count: int, seeds: object, base_seed: str | None, group_id: str | Non
         raise ConfigError(f"base_seed: expected 64 hex characters, found {_shown(base_seed)}")
     if base_seed is not None and not (isinstance(seeds, str) and seeds in _SHARED):
         modes = " or ".join(map(repr, _SHARED))
-        raise ConfigError(f"base_seed: expected seeds={modes} with it, found seeds={_cut(seeds)}")
+        raise ConfigError(f"base_seed: expected seeds={modes} with it, found seeds={shown(seeds)}")
     if seeds is None:
         return [None] * count
     if isinstance(seeds, str):
@@ -215,9 +215,4 @@ def _digest(*parts: object) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{type(value).__name__} {_cut(value)}"
-
-
-def _cut(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"{type(value).__name__} {shown(value)}"

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from collimate_ray.errors import ConfigError, InfraError, SandboxUnavailable, WireError
+from collimate_ray.errors import ConfigError, InfraError, SandboxUnavailable, WireError, shown
 from collimate_ray.sandbox import wire
 from collimate_ray.sandbox.failures import Failure, decoded, refusal, transport_failure
 from collimate_ray.sandbox.transport import Transport
@@ -73,11 +73,11 @@ class SandboxClient:
         retry_budget: float = 30.0,
         pool_size: int = POOL_SIZE,
     ) -> None:
-        _check("timeout", timeout, timeout > 0, "a number of seconds above 0")
-        _check("retries", retries, retries >= 0, "0 or more")
-        _check("backoff", backoff, backoff >= 0, "0 seconds or more")
-        _check("retry_budget", retry_budget, retry_budget >= 0, "0 seconds or more")
-        _check("pool_size", pool_size, pool_size >= 1, "1 or more")
+        check_argument("timeout", timeout, timeout > 0, "a number of seconds above 0")
+        check_argument("retries", retries, retries >= 0, "0 or more")
+        check_argument("backoff", backoff, backoff >= 0, "0 seconds or more")
+        check_argument("retry_budget", retry_budget, retry_budget >= 0, "0 seconds or more")
+        check_argument("pool_size", pool_size, pool_size >= 1, "1 or more")
         path = None if unix_socket is None else os.fspath(unix_socket)
         self._transport = Transport(DEFAULT_URL if base_url is None else base_url, path, pool_size)
         self.timeout = timeout
@@ -365,8 +365,8 @@ def _exec_body(
     if command is None and code is None and commands is None:
         raise ConfigError("exec: expected one of command, commands or code, found none")
     whole = type(timeout_seconds) is int and 1 <= timeout_seconds <= wire.MAX_TIMEOUT_S
-    _check("timeout_seconds", timeout_seconds, whole, f"a whole number in 1..{wire.MAX_TIMEOUT_S}")
-    _check("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters")
+    check_argument("timeout_seconds", timeout_seconds, whole, f"a whole number in 1..{wire.MAX_TIMEOUT_S}")
+    check_argument("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters")
     return _given(
         command=command,
         code=code,
@@ -385,9 +385,14 @@ def _given(**fields: Any) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _check(name: str, value: object, good: bool, expected: str) -> None:
+def check_argument(name: str, value: object, good: bool, expected: str) -> None:
+    """Refuse an argument that is not good.
+
+    Raises:
+        ConfigError: It names the argument, what was found and what was expected.
+    """
     if not good:
-        raise ConfigError(f"{name}: expected {expected}, found {value!r}")
+        raise ConfigError(f"{name}: expected {expected}, found {shown(value)}")
 
 
 def _encoded(body: Json | None) -> bytes | None:
@@ -400,7 +405,7 @@ def _encoded(body: Json | None) -> bytes | None:
 def _part(name: str) -> str:
     """Quote a name as one part of a path."""
     # a dot part would be resolved away before it is sent, and name another route
-    _check("id", name, isinstance(name, str) and name not in ("", ".", ".."), "a name")
+    check_argument("id", name, isinstance(name, str) and name not in ("", ".", ".."), "a name")
     return quote(name, safe="")
 
 

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from collimate_ray.errors import CheckerError, ConfigError, InfraError, SessionLost, SpecError
+from collimate_ray.errors import CheckerError, InfraError, SessionLost, SpecError
 from collimate_ray.results import GradeResult, Verdict, infra_failure
-from collimate_ray.sandbox.client import SandboxClient
+from collimate_ray.sandbox.client import SandboxClient, check_argument
 from collimate_ray.sandbox.wire import MAX_TIMEOUT_S, RUNNER_CALL
 from collimate_ray.seeds import fresh_seed, is_valid_seed
 from collimate_ray.spec import (
@@ -258,8 +258,8 @@ def grade(
         SpecError: The spec is wrong or cannot run here.
     """
     spec = as_spec(spec)
-    _check("candidate", candidate, isinstance(candidate, str), "code as text")
-    _check("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters or None")
+    check_argument("candidate", candidate, isinstance(candidate, str), "code as text")
+    check_argument("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters or None")
     _check_number("timeout_seconds", timeout_seconds)
     chosen = seed or fresh_seed()
     limits = {"total_time_s": float(timeout_seconds)}
@@ -307,10 +307,10 @@ def grade_batch(
         InfraError: A grade has no verdict and ``on_infra_error`` is ``raise``.
     """
     spec = as_spec(spec)
-    _check("candidates", candidates, not isinstance(candidates, str | bytes), "a list of code")
-    _check("on_infra_error", on_infra_error, on_infra_error in ("raise", "zero", "skip"), "raise, zero or skip")
+    check_argument("candidates", candidates, not isinstance(candidates, str | bytes), "a list of code")
+    check_argument("on_infra_error", on_infra_error, on_infra_error in ("raise", "zero", "skip"), "raise, zero or skip")
     paired = seeds is None or len(seeds) == len(candidates)
-    _check("seeds", seeds, paired, f"one a candidate ({len(candidates)})")
+    check_argument("seeds", seeds, paired, f"one a candidate ({len(candidates)})")
     _check_number("timeout_seconds", timeout_seconds)
     _check_number("concurrency", concurrency)
     one = _grader_of(client, template_id, spec, timeout_seconds, on_infra_error)
@@ -319,15 +319,9 @@ def grade_batch(
     return [result for result in results if result.valid] if on_infra_error == "skip" else results
 
 
-def _check(name: str, value: object, good: bool, expected: str) -> None:
-    if not good:
-        found = repr(value)
-        raise ConfigError(f"{name}: expected {expected}, found {found if len(found) <= 60 else found[:57] + '...'}")
-
-
 def _check_number(name: str, value: object) -> None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9
-    _check(name, value, good, "a number above 0")
+    check_argument(name, value, good, "a number above 0")
 
 
 def _grader_of(

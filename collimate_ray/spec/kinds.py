@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from collimate_ray.errors import CheckerError, SpecError
+from collimate_ray.errors import CheckerError, SpecError, shown
 from collimate_ray.source import parse_python
 from collimate_ray.spec.base import Case, RewardSpec, Scoring
 from collimate_ray.spec.compare import Checker, checker_from
@@ -32,7 +32,7 @@ def _identifier(name: str, value: Any) -> None:
 def _test_rows(tests: Any, needed: tuple[str, str]) -> list[Mapping[str, Any]]:
     """Check a list of tests: at least one, each an object with the needed keys."""
     if not isinstance(tests, Sequence) or isinstance(tests, str | bytes) or not tests:
-        raise SpecError(f"tests: expected a list of at least one test, found {_short(tests)}")
+        raise SpecError(f"tests: expected a list of at least one test, found {shown(tests)}")
     for i, test in enumerate(tests):
         if not isinstance(test, Mapping):
             raise SpecError(f"tests[{i}]: expected an object, found {type(test).__name__}")
@@ -48,15 +48,10 @@ def _test_rows(tests: Any, needed: tuple[str, str]) -> list[Mapping[str, Any]]:
 
 def _check_options(i: int, test: Mapping[str, Any]) -> None:
     if not isinstance(test.get("public", False), bool):
-        raise SpecError(f"tests[{i}].public: expected true or false, found {_short(test['public'])}")
+        raise SpecError(f"tests[{i}].public: expected true or false, found {shown(test['public'])}")
     points = test.get("points", 1)
     if isinstance(points, bool) or not isinstance(points, int | float) or not 0 < points < 1e12:
-        raise SpecError(f"tests[{i}].points: expected a number above 0, found {_short(points)}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise SpecError(f"tests[{i}].points: expected a number above 0, found {shown(points)}")
 
 
 def _call_case(args: Any, expected: Any, test: Mapping[str, Any]) -> Case:
@@ -162,7 +157,7 @@ class PropertyReward(_CallSpec):
         for name in ("reference", "generator"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise SpecError(f"{name}: expected source text, found {_short(value)}")
+                raise SpecError(f"{name}: expected source text, found {shown(value)}")
         if isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= 10_000:
             raise SpecError(f"k: expected a whole number from 1 to 10,000, found {self.k!r}")
         self._check_sources()
@@ -187,7 +182,7 @@ class PropertyReward(_CallSpec):
         except (SyntaxError, ValueError):
             raise SpecError(
                 "reference: expected source with a top-level def reference(...), or the body of a function of x with "
-                f"an expression as generator, found {_short(self.reference)}"
+                f"an expression as generator, found {shown(self.reference)}"
             ) from None
 
     def _source(self) -> str:
@@ -255,7 +250,7 @@ class StdioReward(RewardSpec):
         for i, test in enumerate(self.tests):
             for key in ("stdin", "stdout"):
                 if not isinstance(test[key], str):
-                    raise SpecError(f"tests[{i}].{key}: expected text, found {_short(test[key])}")
+                    raise SpecError(f"tests[{i}].{key}: expected text, found {shown(test[key])}")
 
     def cases(self) -> tuple[Case, ...]:
         """Give one case a test."""
@@ -302,7 +297,7 @@ class AssertReward(RewardSpec):
         for name in ("test_code", "prelude"):
             source = getattr(self, name)
             if not isinstance(source, str):
-                raise SpecError(f"{name}: expected text, found {_short(source)}")
+                raise SpecError(f"{name}: expected text, found {shown(source)}")
             try:
                 tree = parse_python(source)
             except (SyntaxError, ValueError) as error:
