@@ -50,18 +50,13 @@ def extract_code(completion: str, entry: str = "solve") -> str:
     """
     text = _answer(completion.replace("\r\n", "\n"))
     blocks = [block for block in _blocks(text) if block.language in ("", "python")]
-    defining = [block for block in blocks if entry and _defines(block.code, entry)]
+    defining = [block for block in blocks if entry and defines(block.code, entry)]
     tagged = [block for block in blocks if block.language == "python"]
-    parsing = [block for block in blocks if _tree(block.code) is not None]
+    parsing = [block for block in blocks if syntax_tree(block.code) is not None]
     for chosen in (defining, tagged, parsing):
         if chosen:
             return chosen[-1].code
     return "" if blocks else _unfenced(text, entry)
-
-
-def defines(code: str, entry: str) -> bool:
-    """Tell whether code binds ``entry`` at its top level, or as a method of ``class Solution``."""
-    return _defines(code, entry)
 
 
 def _answer(text: str) -> str:
@@ -74,9 +69,9 @@ def _unfenced(text: str, entry: str) -> str:
     code = text.strip("\n").lstrip("\ufeff")
     if code.startswith("[BEGIN]"):  # the few-shot form of MBPP
         code = code[len("[BEGIN]") :].partition("[DONE]")[0].strip("\n")
-    if _tree(code) is None or not code.strip():
+    if syntax_tree(code) is None or not code.strip():
         return ""
-    return code if not entry or _defines(code, entry) else ""
+    return code if not entry or defines(code, entry) else ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def _end_of_block(lines: list[str], start: int, opening: _Fence, parses: int) ->
         if tried == min(parses, _MAX_CLOSINGS):
             break
         tried += 1
-        if _tree(_body(lines[start:at], opening.indent)) is not None:
+        if syntax_tree(_body(lines[start:at], opening.indent)) is not None:
             return at, tried
     return first, tried
 
@@ -155,15 +150,17 @@ def _body(lines: list[str], indent: str) -> str:
     return "\n".join(cut).lstrip("\ufeff")
 
 
-def _tree(code: str) -> ast.Module | None:
+def syntax_tree(code: str) -> ast.Module | None:
+    """Parse a model's code quietly; None if it is not Python."""
     try:
         return parse_python(code, _FILENAME)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
-def _defines(code: str, entry: str) -> bool:
-    tree = _tree(code)
+def defines(code: str, entry: str) -> bool:
+    """Tell whether code binds ``entry`` at its top level, or as a method of ``class Solution``."""
+    tree = syntax_tree(code)
     if tree is None:
         return re.search(rf"^[ \t]*(def|class)[ \t]+{re.escape(entry)}\b", code, re.MULTILINE) is not None
     return any(entry in _bound_by(node) for node in tree.body)

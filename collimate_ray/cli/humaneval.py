@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from collimate_ray.cli.errors import InputError
 from collimate_ray.cli.inputs import Problem, Row, check_keys, expect, read_objects, shown
-from collimate_ray.extract import defines, extract_code
+from collimate_ray.extract import defines, extract_code, syntax_tree
 from collimate_ray.spec import spec_from_dict
 
 #: Value of ``--completions`` that grades the file's own solutions.
@@ -95,7 +94,7 @@ def prelude_of(prompt: str, solution: str = "    pass\n") -> str:
     Raises:
         Problem: The prompt is not Python, or has no function.
     """
-    tree = _parse(prompt) or _parse(prompt + solution)
+    tree = syntax_tree(prompt) or syntax_tree(prompt + solution)
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     functions = [node for node in tree.body if isinstance(node, kinds)] if tree else []
     if not functions:
@@ -142,18 +141,9 @@ def candidate_code(completion: str, prompt: str, entry: str) -> str:
     code = extract_code(completion, entry)
     if code and defines(code, entry):
         return code
-    if code and _parse(prompt + completion) is None and _parse(prompt + code) is not None:
+    if code and syntax_tree(prompt + completion) is None and syntax_tree(prompt + code) is not None:
         return prompt + code
     return prompt + completion
-
-
-def _parse(code: str) -> ast.Module | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # SyntaxWarning about a model's escapes is nobody's news
-            return ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def fenced(code: str) -> str:

@@ -102,11 +102,6 @@ class Family:
             found += [below for pid in orphans if real_uid(pid) == uid for below in tree_of(pid)]
         return found
 
-    def kill_all(self) -> None:
-        """Kill every main process's group now."""
-        for pid in list(self.mains):
-            kill_group(pid)
-
 
 def _reap(pid: int, used: Rusage) -> bool:
     try:
