@@ -15,7 +15,7 @@ from daemon_harness import Daemon, processes_with
 
 from collimate_ray.daemon import DaemonConfig, serve
 from collimate_ray.errors import ConfigError
-from collimate_ray.runner.jail import child_pids
+from collimate_ray.jail.process import child_pids
 
 
 def gone(pids, seconds=5):

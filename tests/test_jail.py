@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collimate_ray.runner import jail
+from collimate_ray.jail import process as jail
 
 ROOT = os.getuid() == 0
 SOURCE = Path(jail.__file__)

@@ -19,7 +19,7 @@ NEEDED = (
     "collimate_ray/adapters/__init__.py",
     "collimate_ray/cli/data/demo.jsonl",
     "collimate_ray/daemon/boot.py",
-    "collimate_ray/runner/jail.py",
+    "collimate_ray/jail/process.py",
 )
 
 

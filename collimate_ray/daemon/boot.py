@@ -1,7 +1,7 @@
 """The program that each exec's process starts as: fence itself in, write the files, become the exec.
 
 Copied as text into the daemon's private directory and run there with the interpreter's ``-I``, so: standard library
-only, nothing of ours imported (the fence, ``runner/jail.py``, is handed in). Must not judge, talk to the daemon, or
+only, nothing of ours imported (the fence, ``jail/process.py``, is handed in). Must not judge, talk to the daemon, or
 keep anything of the request. A byte on the ready pipe says that the fence stands: before it a failure is the daemon's,
 after it the exec's. Source: design/DESIGN.md, "Verdicts" and "Ray" (nice 10, oom_score_adj 1000).
 """
@@ -24,7 +24,7 @@ def main(jail: Any, request_fd: int, ready_fd: int) -> None:
     """Be one exec.
 
     Args:
-        jail: The module ``runner/jail.py`` under the name it was copied to.
+        jail: The module ``jail/process.py`` under the name it was copied to.
         request_fd: Where the request stands, marshalled by the daemon (same interpreter); read to its end.
         ready_fd: Gets one byte when the fence stands.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from collimate_ray.config import private_dir
 from collimate_ray.daemon.settings import MAX_SESSIONS
 from collimate_ray.errors import ConfigError
-from collimate_ray.runner import jail
+from collimate_ray.jail import process as jail
 
 #: Uids of sessions start here: above what distributions give to people and services.
 _FIRST_UID = 200_000

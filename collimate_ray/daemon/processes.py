@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from collimate_ray.runner import jail
+from collimate_ray.jail import process as jail
 
 _log = logging.getLogger(__name__)
 

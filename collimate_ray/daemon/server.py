@@ -27,7 +27,7 @@ from collimate_ray.daemon.routes import TEMPLATES, TIER, Routes
 from collimate_ray.daemon.settings import DaemonConfig
 from collimate_ray.daemon.table import Table
 from collimate_ray.errors import ConfigError
-from collimate_ray.runner import jail
+from collimate_ray.jail import process as jail
 from collimate_ray.spec import RUNNER_VERSION, runner_source
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import tempfile
 import zlib
 from typing import Any
 
+from collimate_ray.jail.process import harden_keeper, interpreter_readable
 from collimate_ray.runner.asserts import run_asserts
 from collimate_ray.runner.cases import run_calls, run_programs
-from collimate_ray.runner.jail import harden_keeper, interpreter_readable
 from collimate_ray.runner.launcher import launch
 from collimate_ray.runner.runs import Runs
 from collimate_ray.values import dumps, loads

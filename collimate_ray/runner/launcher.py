@@ -14,8 +14,7 @@ import socket
 import sys
 from typing import Any
 
-from collimate_ray.runner.candidate import run_program, serve_candidate
-from collimate_ray.runner.jail import (
+from collimate_ray.jail.process import (
     become_subreaper,
     die_with_parent,
     drop_capabilities,
@@ -24,6 +23,7 @@ from collimate_ray.runner.jail import (
     set_limits,
     sweep_children,
 )
+from collimate_ray.runner.candidate import run_program, serve_candidate
 from collimate_ray.values import dumps, loads
 
 #: Bytes of an order, at most: a candidate's source does not travel this way.

@@ -19,7 +19,7 @@ from collimate_ray.source import parse_python
 _ORDER = (
     "jsontext",
     "values",
-    "runner/jail",
+    "jail/process",
     "runner/channel",
     "runner/peer",
     "runner/candidate",
