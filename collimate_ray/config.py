@@ -29,6 +29,7 @@ class Environment:
         template: ``COLLIMATE_TEMPLATE``, template id for specs that name none.
         slots: ``COLLIMATE_SLOTS``, execs in flight on one node, at least 1.
         require_tier: ``COLLIMATE_REQUIRE_TIER``, isolation tier below which nothing is graded.
+        max_landlock_abi: ``COLLIMATE_MAX_LANDLOCK_ABI``, the newest Landlock that the daemon uses, 0 or more.
     """
 
     serve_socket: str | None = None
@@ -38,6 +39,7 @@ class Environment:
     template: str | None = None
     slots: int | None = None
     require_tier: str | None = None
+    max_landlock_abi: int | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -47,7 +49,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         environ: Where to read; the process's own environment by default.
 
     Raises:
-        ConfigError: ``COLLIMATE_SLOTS`` is not a whole number of at least 1.
+        ConfigError: ``COLLIMATE_SLOTS`` or ``COLLIMATE_MAX_LANDLOCK_ABI`` is no whole number in its range.
     """
     source = os.environ if environ is None else environ
     return Environment(
@@ -56,17 +58,18 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         base_url=source.get("COLLIMATE_BASE_URL") or None,
         serve_url=source.get("COLLIMATE_SERVE_URL") or None,
         template=source.get("COLLIMATE_TEMPLATE") or None,
-        slots=_positive("COLLIMATE_SLOTS", source.get("COLLIMATE_SLOTS")),
+        slots=_whole("COLLIMATE_SLOTS", source.get("COLLIMATE_SLOTS"), 1),
         require_tier=source.get("COLLIMATE_REQUIRE_TIER") or None,
+        max_landlock_abi=_whole("COLLIMATE_MAX_LANDLOCK_ABI", source.get("COLLIMATE_MAX_LANDLOCK_ABI"), 0),
     )
 
 
-def _positive(name: str, text: str | None) -> int | None:
+def _whole(name: str, text: str | None, least: int) -> int | None:
     if not text:
         return None
     # six digits are more slots than any machine has, and keep int() within its own limit on digits
-    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) > 0):
-        raise ConfigError(f"{name}: expected a whole number of at least 1, found {text!r}")
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) >= least):
+        raise ConfigError(f"{name}: expected a whole number of at least {least}, found {text!r}")
     return int(text)
 
 
@@ -122,6 +125,8 @@ _DAEMON_KEEPS = (
     "TMPDIR",
     "VIRTUAL_ENV",
     "COLLIMATE_SLOTS",
+    "COLLIMATE_REQUIRE_TIER",
+    "COLLIMATE_MAX_LANDLOCK_ABI",
 )
 
 

@@ -28,6 +28,7 @@ from collimate_ray.homeloop import HomeLoop
 from collimate_ray.messages import GraderConfig, Outcome, SpecParcel, Submission
 from collimate_ray.node import DEFAULT_TEMPLATE, actor_name
 from collimate_ray.results import GradeResult, GroupResult
+from collimate_ray.sandbox.tier import checked_tier
 from collimate_ray.submission import positive
 
 logger = logging.getLogger(__name__)
@@ -327,7 +328,7 @@ def _config(template: str, slots: int | None, require_tier: str | None, **rest: 
     config = GraderConfig(
         template=env.template or template if template == DEFAULT_TEMPLATE else template,
         slots=slots if slots is not None else env.slots,
-        require_tier=require_tier or env.require_tier,
+        require_tier=checked_tier(require_tier or env.require_tier),
         **rest,
     )
     for field in ("name", "namespace", "daemon", "template"):

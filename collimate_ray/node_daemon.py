@@ -17,6 +17,7 @@ from collimate_ray.messages import GraderConfig
 from collimate_ray.sandbox.client import SandboxClient
 from collimate_ray.sandbox.connect import connect
 from collimate_ray.sandbox.embedded import Daemon, ensure_daemon, stop_daemon
+from collimate_ray.sandbox.tier import check_tier
 from collimate_ray.sandbox.wire import SESSION_SOCKET
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class NodeDaemon:
         self._slots = slots
         self._owner = owner
         self._embedded = config.daemon == "embedded" or (config.daemon == "auto" and not _configured())
+        self._require_tier = config.require_tier or read_environment().require_tier
         self._daemon: Daemon | None = None
         self._client: SandboxClient | None = None
         self._features: frozenset[str] = frozenset()
@@ -121,7 +123,7 @@ class NodeDaemon:
         if self._embedded:
             return SandboxClient(unix_socket=self._start().socket)
         if where == "auto":
-            return connect()
+            return connect(require_tier=self._require_tier)
         return SandboxClient(where) if "://" in where else SandboxClient(unix_socket=where)
 
     def _health(self) -> dict[str, Any]:
@@ -135,16 +137,19 @@ class NodeDaemon:
             return self.client.health()
 
     def _start(self) -> Daemon:
-        daemon = ensure_daemon(self._node_id, slots=self._slots, memory_mib=self._config.memory_mib)
+        daemon = ensure_daemon(
+            self._node_id,
+            slots=self._slots,
+            memory_mib=self._config.memory_mib,
+            require_tier=self._require_tier,
+        )
         if daemon.started:
             self._started.add(daemon.pid)
         self._daemon = daemon
         return daemon
 
     def _check(self, health: Mapping[str, Any]) -> None:
-        wanted = self._config.require_tier
-        if wanted is not None and self._tier != wanted:
-            raise ConfigError(f"require_tier: expected a daemon of tier {wanted!r}, found {self._tier!r}")
+        check_tier(health, self._require_tier, self.client.address)
         templates = health.get("templates", ())
         if self._config.template not in templates:
             raise ConfigError(

@@ -136,6 +136,17 @@ class Daemon:
                 raise
 
 
+def commands_below(pid):
+    """The processes below a daemon that are neither zygotes nor forks of one: what execs started."""
+    return {each for each in descendants(pid) if b"_collimate.zygote" not in cmdline(each)}
+
+
+def cmdline(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as text:
+        return text.read() or b"_collimate.zygote"
+    return b"_collimate.zygote"  # it is gone
+
+
 def descendants(pid):
     """All processes below one."""
     parents = {}

@@ -85,7 +85,7 @@ def processes(mark: bytes) -> dict[tuple[int, str], str]:
     found = {}
     for pid, (parent, start, arguments) in table.items():
         ours = _descends(table, parent) or mark in arguments or mark in _read(f"/proc/{pid}/environ")
-        if ours and pid != os.getpid() and not _is_rays(arguments):
+        if ours and pid != os.getpid() and not _is_rays(arguments) and not _is_daemons(table, pid):
             shown = arguments.replace(b"\0", b" ").decode(errors="replace")[:200]
             found[pid, start] = f"pid {pid}, parent {parent}: {shown}"
     return found
@@ -113,6 +113,19 @@ _RAYS_OWN = (b"ray::", b"/ray/_private/", b"/ray/core/src/", b"/ray/dashboard/",
 
 def _is_rays(arguments: bytes) -> bool:
     return any(word in arguments for word in _RAYS_OWN)
+
+
+#: In the arguments of zygotes and of the sessions that they fork.
+_ZYGOTE = b"_collimate.zygote"
+
+
+def _is_daemons(table: dict[int, tuple[int, str, bytes]], pid: int) -> bool:
+    """Tell whether it is a zygote or a forked session of a daemon that lives: those come and go as it likes."""
+    while pid in table and _ZYGOTE in table[pid][2]:
+        pid = table[pid][0]
+        if pid in table and (b"serve" in table[pid][2] or b"DaemonConfig" in table[pid][2]):
+            return True
+    return False
 
 
 def _read(path: str) -> bytes:

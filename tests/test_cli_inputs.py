@@ -149,7 +149,7 @@ def test_bad_options(arguments: list[str], expected: str, capsys: pytest.Capture
     ("arguments", "expected"),
     [
         ("", "COMMAND: expected a value, found nothing"),
-        ("polish", "COMMAND: expected one of demo, grade, serve, found 'polish'"),
+        ("polish", "COMMAND: expected one of demo, grade, serve, doctor, found 'polish'"),
         ("grade", "INPUT, --out: expected a value, found nothing"),
         ("grade x", "--out: expected a value, found nothing"),
         ("grade x --out", "--out: expected a value, found nothing"),
@@ -195,7 +195,7 @@ def test_errors_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert said == {"error": ["nowhere.jsonl: cannot be read: No such file or directory"], "exit_code": 2}
 
 
-@pytest.mark.parametrize("name", ["demo", "grade", "serve"])
+@pytest.mark.parametrize("name", ["demo", "grade", "serve", "doctor"])
 def test_help_tells_examples_and_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out

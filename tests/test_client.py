@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scripted import Received, ScriptedServer, answer, executed
 
-from collimate_ray.errors import ConfigError
+from collimate_ray.errors import ConfigError, SandboxUnavailable
 from collimate_ray.sandbox import CollimateClient, SandboxClient
 from collimate_ray.sandbox.client import DEFAULT_URL
 from collimate_ray.sandbox.wire import LIMIT_NAMES, STATUS_OF, ErrorCode
@@ -133,6 +133,41 @@ def test_chunked_answer_is_read() -> None:
         assert server.connections == 1
 
 
+def test_url_with_a_path_and_an_ipv6_host() -> None:
+    with ScriptedServer(None, [executed()]) as server:
+        with SandboxClient(f"{server.where['base_url']}/serve/") as client:
+            client.exec_once("python", command="x")
+        assert server.requests[0].path == "/serve/v1/exec"
+    with socket.socket(socket.AF_INET6) as unused:
+        unused.bind(("::1", 0))  # bound, not listening: refused
+        with (
+            SandboxClient(f"http://[::1]:{unused.getsockname()[1]}", retries=0) as client,
+            pytest.raises(SandboxUnavailable, match="refused"),
+        ):
+            client.health()
+
+
+def test_large_body_that_is_refused_unread_is_told() -> None:
+    refusal = answer({"error": "too large", "error_code": "bad_request"}, 413)
+
+    def unread(connection: socket.socket, told: threading.Event) -> None:
+        connection.sendall(refusal)
+        connection.shutdown(socket.SHUT_RD)  # what is still sent breaks the pipe
+        told.wait()
+        connection.close()
+
+    here, there = socket.socketpair()
+    told = threading.Event()
+    server = threading.Thread(target=unread, args=(there, told))
+    with SandboxClient(unix_socket="/nowhere") as client:
+        client._transport._connection = lambda _: here  # type: ignore[method-assign]
+        server.start()
+        with pytest.raises(ConfigError, match="too large"):
+            client.exec_once("python", command="x" * (8 << 20))
+    told.set()
+    server.join()
+
+
 def test_odd_text_crosses_whole(echoing: ScriptedServer) -> None:
     text = "\ud83d \x00 é \U0001f600\n" + "x" * 300_000
     with SandboxClient(**echoing.where) as client:
@@ -174,6 +209,11 @@ def test_wrong_session_id(session_id: str) -> None:
         {"base_url": "http://"},
         {"base_url": "http://x:99999"},
         {"base_url": 5},
+        {"base_url": "http://h/a b"},
+        {"base_url": "http://h/?a=b"},
+        {"base_url": "http://h\r\nX: y"},
+        {"base_url": "http://é"},
+        {"base_url": "http://" + "x" * 64},
         {"unix_socket": ""},
         {"unix_socket": "/" + "x" * 107},
         {"timeout": 0},

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from scripted import Action, Received, ScriptedServer, answer, closed, executed, refused, reset
 
+from collimate_ray.core.failures import Fate, fate_of
 from collimate_ray.errors import (
     ConfigError,
+    InfraError,
     SandboxAtCapacity,
     SandboxDraining,
     SandboxUnavailable,
@@ -52,6 +54,11 @@ ROWS: list[tuple[Action, type[Exception], int, int]] = [
     (answer({"error": "too large"}, 413), ConfigError, 1, 1),
     (refused("no_such_session"), SessionLost, 1, 1),
     (refused("session_gone"), SessionLost, 1, 1),
+    (refused("zygote_lost"), SandboxUnavailable, 1, ALL),
+    (refused("deadline"), SandboxUnavailable, 1, ALL),
+    (refused("internal"), SandboxUnavailable, 1, ALL),
+    (refused("cancelled"), SandboxUnavailable, 1, 1),
+    (refused("forbidden"), ConfigError, 1, 1),
     (answer({}, 410), SessionLost, 1, 1),
     (refused("not_found"), WireError, 1, 1),
     (answer(b"<html>not JSON</html>", 400), WireError, 1, 1),
@@ -230,6 +237,32 @@ def test_silence_is_ambiguous_and_not_sent_again() -> None:
         server.stopping.set()
 
 
+@pytest.mark.parametrize(
+    ("code", "admitted", "fate"),
+    [
+        ("zygote_lost", True, Fate.HOST_DEATH),
+        ("internal", True, Fate.HOST_DEATH),
+        ("cancelled", True, Fate.HOST_DEATH),
+        ("session_gone", True, Fate.SESSION_DEATH),
+        ("session_bringup_failed", False, Fate.LATER),
+        ("at_capacity", False, Fate.LATER),
+        ("draining", False, Fate.ELSEWHERE),
+    ],
+)
+def test_only_the_death_of_its_own_session_is_charged_to_a_candidate(code: str, admitted: bool, fate: Fate) -> None:
+    with ScriptedServer(None, [refused(code)]) as server, SandboxClient(**server.where, retries=0) as client:
+        with pytest.raises(InfraError) as caught:
+            client.exec_once("python", command="true")
+        assert (caught.value.admitted, caught.value.retriable, fate_of(caught.value)) == (admitted, True, fate)
+
+
+def test_session_that_never_was_ran_nothing() -> None:
+    with ScriptedServer(None, [refused("no_such_session")]) as server, SandboxClient(**server.where) as client:
+        with pytest.raises(SessionLost) as caught:
+            client.session_exec("s", command="true")
+        assert caught.value.admitted is False
+
+
 def test_deadline_cuts_the_socket_time_out() -> None:
     held: list[ScriptedServer] = []
     with ScriptedServer(None, [wait_for_stop(held)]) as server, SandboxClient(**server.where) as client:
@@ -285,8 +318,8 @@ def test_pauses_are_exponential_with_full_jitter_within_the_budget(monkeypatch: 
 def test_socket_time_out_is_sized_to_the_exec(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     with ScriptedServer(None, [executed()]) as server, SandboxClient(**server.where, timeout=50) as client:
-        real = client._transport.exchange
-        monkeypatch.setattr(client._transport, "exchange", lambda *a: (waits.append(a[3]), real(*a))[1])
+        real = client._transport.open
+        monkeypatch.setattr(client._transport, "open", lambda *a: (waits.append(a[3]), real(*a))[1])
         client.exec_once("python", command="true", timeout_seconds=10)
         client.session_exec("s", command="true", timeout_seconds=3600)
         client.exec_once("python", command="true", timeout_seconds=100, deadline=time.monotonic() + 7)

@@ -18,10 +18,13 @@ import pytest
 from scripted import ScriptedServer, answer
 
 from collimate_ray.config import runtime_dir
-from collimate_ray.errors import ConfigError, SandboxUnavailable, WireError
+from collimate_ray.errors import ConfigError, SandboxDraining, SandboxUnavailable, WireError
+from collimate_ray.messages import GraderConfig
+from collimate_ray.node_daemon import NodeDaemon
 from collimate_ray.sandbox import SandboxClient, connect, embedded
 from collimate_ray.sandbox import connect as connect_function
 from collimate_ray.sandbox.embedded import Daemon, ensure_daemon, stop_daemon
+from collimate_ray.sandbox.wire import TIERS
 
 connect_module = sys.modules[connect_function.__module__]
 
@@ -76,6 +79,61 @@ def test_wrong_slots_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLLIMATE_SLOTS", "none")
     with pytest.raises(ConfigError, match="COLLIMATE_SLOTS"):
         connect()
+
+
+HEALTH = {"status": "ok", "pid": 1, "templates": ["python"], "tier": "landlock"}
+
+
+@pytest.mark.parametrize(("found", "good"), [(t, i >= TIERS.index("landlock")) for i, t in enumerate(TIERS)])
+def test_better_tier_than_the_required_is_good(found: str, good: bool) -> None:
+    with ScriptedServer(None, [answer({**HEALTH, "tier": found})]) as server:
+        expected = pytest.raises(
+            ConfigError, match=f"'landlock' or better, found '{found}' at {server.where['base_url']}"
+        )
+        with contextlib.nullcontext() if good else expected:
+            connect(server.where["base_url"], require_tier="landlock").close()
+
+
+@pytest.mark.parametrize("health", [{"status": "ok"}, {"status": "ok", "tier": None}, {"status": "ok", "tier": "kvm"}])
+def test_daemon_that_names_no_tier_of_ours_has_none(health: dict[str, Any]) -> None:
+    with ScriptedServer(None, [answer(health)]) as server:
+        with pytest.raises(ConfigError, match="require_tier: expected a daemon of tier 'rlimits' or better, found "):
+            connect(server.where["base_url"], require_tier="rlimits")
+        connect(server.where["base_url"]).close()
+        assert len(server.requests) == 1
+
+
+def test_tier_of_the_environment_holds_wherever_the_daemon_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLLIMATE_REQUIRE_TIER", "full")
+    with ScriptedServer(tmp_path / "s", [answer(HEALTH)]) as server:
+        for kwargs in (server.where, {}):
+            monkeypatch.setenv(SOCKET, server.where["unix_socket"])
+            with pytest.raises(ConfigError, match="'full' or better, found 'landlock'"):
+                connect(**kwargs)
+        # the argument wins
+        connect(**server.where, require_tier="seccomp").close()
+
+
+def test_node_takes_a_better_tier_and_refuses_a_lower_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with ScriptedServer(tmp_path / "s", [answer(HEALTH)]) as server:
+        where = server.where["unix_socket"]
+        for wanted in ("seccomp", "landlock"):
+            node = NodeDaemon(GraderConfig(daemon=where, require_tier=wanted), "n" * 56, 1, "owner")
+            node.open()
+            node.close(False)
+        monkeypatch.setenv("COLLIMATE_REQUIRE_TIER", "userns")  # of the node itself
+        node = NodeDaemon(GraderConfig(daemon=where), "n" * 56, 1, "owner")
+        with pytest.raises(ConfigError, match=f"'userns' or better, found 'landlock' at {where}"):
+            node.open()
+        node.close(False)
+
+
+def test_tier_that_is_none() -> None:
+    for call in (lambda: connect("http://b", require_tier="kvm"), lambda: ensure_daemon("k", require_tier="kvm")):
+        with pytest.raises(ConfigError, match=r"require_tier: expected one of full, userns, .*, found 'kvm'"):
+            call()
 
 
 @pytest.fixture
@@ -181,7 +239,7 @@ def test_daemon_that_does_not_answer_is_not_replaced(key: str, monkeypatch: pyte
     monkeypatch.setattr(embedded, "PROBE_S", 0.2)
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(SandboxUnavailable, match="Read timed out"):
+        with pytest.raises(SandboxUnavailable, match="timed out"):
             ensure_daemon(key)
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
@@ -211,6 +269,32 @@ def test_what_answers_and_is_no_daemon_is_left_alone(key: str) -> None:
     ):
         ensure_daemon(key)
     folder.rmdir()
+
+
+def test_tier_is_passed_on_and_a_lower_one_that_is_there_is_refused(key: str) -> None:
+    folder = runtime_dir() / key
+    folder.mkdir(mode=0o700)
+    with ScriptedServer(folder / "serve.sock", [answer(HEALTH)]):
+        with pytest.raises(ConfigError, match=f"'full' or better, found 'landlock' at {folder}/serve.sock"):
+            ensure_daemon(key, require_tier="full")
+        assert not ensure_daemon(key, require_tier="landlock").started
+    folder.rmdir()
+    daemon = ensure_daemon(key, require_tier="rlimits")
+    assert b"--require-tier\0rlimits\0" in Path(f"/proc/{daemon.pid}/cmdline").read_bytes()
+
+
+def test_drain_and_undrain(key: str) -> None:
+    daemon = ensure_daemon(key)
+    with SandboxClient(unix_socket=daemon.socket, retries=0) as client:
+        for _ in range(2):  # a second time does no harm
+            assert client.drain()["status"] == "draining"
+        assert client.health()["status"] == "draining"
+        with pytest.raises(SandboxDraining):
+            client.exec_once("python", code="1")
+        with pytest.raises(SandboxDraining):
+            list(client.exec_batch("python", [{"code": "1"}]))
+        assert client.undrain()["status"] == "ok"
+        assert client.exec_once("python", code="print(1)")["stdout"] == "1\n"
 
 
 @pytest.fixture

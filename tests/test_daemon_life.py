@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from daemon_harness import Daemon, processes_with
@@ -41,10 +42,11 @@ def test_private_directory_and_nothing_left_after_the_drain(tmp_path):
 
 
 def test_drain_finishes_what_runs_and_refuses_the_new(tmp_path):
-    with Daemon(socket=str(tmp_path / "serve.sock"), slots=1) as daemon:
+    with Daemon(socket=str(tmp_path / "serve.sock"), slots=1, long_s=600) as daemon:
         name = daemon.call("POST", "/v1/sessions", {"template_id": "py"})[1]["session_id"]
-        running = daemon.background(command="until [ -e go ]; do sleep 0.05; done; echo whole")
-        daemon.until(lambda health: health["running"] == 1, "running")
+        tag = f"{uuid.uuid4()}"
+        running = daemon.background(command=f"until [ -e go ]; do sleep 0.05; done; echo whole; : {tag}")
+        daemon.until(lambda health: health["running"] == 1 and processes_with(tag), "running")
         waiting = daemon.background(command="echo never")
         daemon.until(lambda health: health["queued"] == 1, "queued")
         daemon.signal()
@@ -59,7 +61,7 @@ def test_drain_finishes_what_runs_and_refuses_the_new(tmp_path):
         ):
             status, answer = daemon.call("POST", path, body)
             assert (status, answer["error_code"]) == (503, "draining")
-        next((tmp_path / "serve.sock.d" / "w").glob("once_*/work")).joinpath("go").touch()
+        Path(f"/proc/{processes_with(tag)[0]}/cwd/go").touch()
         running.join()
         assert running.answer[0] == 200
         assert running.answer[1]["stdout"] == "whole\n"
@@ -116,7 +118,7 @@ def test_crash_kills_the_execs_and_the_next_life_sweeps(tmp_path):
         running.join()
         assert mains
         assert gone(mains)
-    assert os.listdir(tmp_path / "serve.sock.d" / "w")
+    assert os.listdir(tmp_path / "serve.sock.d")
     with Daemon(socket=str(path)) as again:
         left = processes_with(tag)
         assert gone(left)
@@ -181,12 +183,20 @@ def test_stale_socket_is_replaced(tmp_path):
 def test_descriptors_do_not_leak_and_their_lack_is_no_death(tmp_path):
     with Daemon(socket=str(tmp_path / "serve.sock"), slots=2) as daemon:
         daemon.run(command="true")
+
+        def full(health):
+            details = health["template_details"]["python"]
+            return details["parked"] == 2 and details["zygotes"] == min(2, len(os.sched_getaffinity(0)))
+
+        daemon.until(full, "all sessions are parked")
         count = len(os.listdir(f"/proc/{daemon.pid}/fd"))
         for _ in range(5):
             daemon.run(command="true", stdin_b64="eA==")
             daemon.call("POST", "/v1/exec", b"{")
-        daemon.until(lambda _: len(os.listdir(f"/proc/{daemon.pid}/fd")) <= count, "descriptors are back")
-        subprocess.run(["prlimit", f"--pid={daemon.pid}", f"--nofile={count + 3}:"], check=True)
+        daemon.until(
+            lambda health: full(health) and len(os.listdir(f"/proc/{daemon.pid}/fd")) <= count, "descriptors are back"
+        )
+        subprocess.run(["prlimit", f"--pid={daemon.pid}", f"--nofile={count + 2}:"], check=True)
         status, answer = daemon.call("POST", "/v1/exec", {"template_id": "py", "command": "true"})
         assert (status, answer["error_code"]) == (503, "session_bringup_failed")
         subprocess.run(["prlimit", f"--pid={daemon.pid}", "--nofile=1000:"], check=True)

@@ -18,7 +18,6 @@ NEEDED = (
     "collimate_ray/py.typed",
     "collimate_ray/adapters/__init__.py",
     "collimate_ray/cli/data/demo.jsonl",
-    "collimate_ray/daemon/boot.py",
     "collimate_ray/jail/process.py",
 )
 

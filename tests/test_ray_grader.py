@@ -246,6 +246,7 @@ def test_nobody_there(cluster: Cluster) -> None:
         ({"schedulers": 2}, "schedulers: expected 1, found 2"),
         ({"idle_timeout_s": 0}, "idle_timeout_s"),
         ({"daemon": 7}, "daemon"),
+        ({"require_tier": "microvm"}, r"require_tier: expected one of full, .*, found 'microvm'"),
     ],
 )
 def test_wrong_start(cluster: Cluster, options: dict[str, Any], words: str) -> None:
@@ -254,8 +255,8 @@ def test_wrong_start(cluster: Cluster, options: dict[str, Any], words: str) -> N
 
 
 def test_start_that_no_node_can_obey_leaves_nothing(grader: GraderHandle) -> None:
-    with pytest.raises(ConfigError, match="require_tier: expected a daemon of tier 'microvm', found 'rlimits'"):
-        start(name="strict", require_tier="microvm")
+    with pytest.raises(ConfigError, match=r"template: expected one of .*, found 'nonesuch'"):
+        start(name="strict", template="nonesuch")
     # a killed actor's name goes a moment after ray.kill returns
     until(lambda: not [row for row in ray.util.list_named_actors(all_namespaces=True) if "strict" in row["name"]])
 

@@ -1,4 +1,4 @@
-"""The command line: ``collimate-ray demo | grade | serve``. The only package that prints.
+"""The command line: ``collimate-ray demo | grade | serve | doctor``. The only package that prints.
 
 Must stay light to import (the daemon starts through it): each command imports what it needs. Exit codes:
 design API, "CLI".
@@ -62,6 +62,10 @@ def _command(name: str) -> Callable[[argparse.Namespace], int]:
         from collimate_ray.cli.serve import run_serve
 
         return run_serve
+    if name == "doctor":
+        from collimate_ray.cli.doctor import run_doctor
+
+        return run_doctor
     # numbers of any length are honest test values; Python's own limit is against strangers' text (bug B09)
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)

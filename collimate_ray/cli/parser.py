@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from collimate_ray import __version__
 from collimate_ray.cli import texts
 from collimate_ray.cli.errors import UsageError
+from collimate_ray.sandbox.wire import TIERS
 from collimate_ray.seeds import MODES
 
 #: Raylets that one machine is asked to run at most: each takes about 130 MiB and a second of start-up.
@@ -64,6 +65,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(_command(commands, "demo", texts.DEMO, "grade a small task set on a local cluster"))
     _add_grade(_command(commands, "grade", texts.GRADE, "grade a file of completions"))
     _add_serve(_command(commands, "serve", texts.SERVE, "run the sandbox daemon of one node"))
+    _add_doctor(
+        _command(commands, "doctor", texts.DOCTOR, "tell what this machine gives the sandbox, and what is missing")
+    )
     return parser
 
 
@@ -115,6 +119,14 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=whole(1, 1024), metavar="N", help="execs at once")
     parser.add_argument("--memory-mib", type=whole(1, 1 << 30), metavar="M", help="memory of all sessions, MiB")
     parser.add_argument("--linger-s", type=seconds, metavar="S", help="exit after S seconds without work or owner")
+    parser.add_argument("--templates", metavar="DIR", help="directory of templates of your own (README, Templates)")
+    parser.add_argument("--tier", choices=TIERS[::-1], help="enter this tier of isolation and no other")
+    parser.add_argument("--require-tier", choices=TIERS[::-1], help="refuse to serve below this tier")
+    parser.add_argument("--allow-unsafe", action="store_true", help="serve in the tiers seccomp and rlimits too")
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--templates", metavar="DIR", help="directory of templates of your own, tried too")
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:

@@ -23,8 +23,17 @@ def run_serve(args: argparse.Namespace) -> int:
         raise InputError(["serve: expected either --socket PATH or --port N"])
     if args.socket is not None and args.host is not None:
         raise InputError(["--host: expected only with --port, found it with --socket"])
-    slots = args.slots or read_environment().slots
-    given = {"slots": slots, "memory_mib": args.memory_mib, "linger_s": args.linger_s}
+    environment = read_environment()
+    given = {
+        "slots": args.slots or environment.slots,
+        "memory_mib": args.memory_mib,
+        "linger_s": args.linger_s,
+        "templates": args.templates,
+        "tier": args.tier,
+        "require_tier": args.require_tier or environment.require_tier,
+        "max_landlock_abi": environment.max_landlock_abi,
+        "allow_unsafe": args.allow_unsafe,
+    }
     chosen = {name: value for name, value in given.items() if value is not None}
     host = args.host or ("127.0.0.1" if args.port is not None else None)
     return serve(DaemonConfig(socket=args.socket, host=host, port=args.port, json=args.json, **chosen))

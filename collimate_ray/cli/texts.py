@@ -92,6 +92,19 @@ with --json a JSON line on standard output says it too:
 examples:
   collimate-ray serve --socket /tmp/sandbox/serve.sock
   collimate-ray serve --port 8080 --slots 8
+  collimate-ray serve --socket /tmp/sandbox/serve.sock --require-tier landlock --templates DIR
   COLLIMATE_SERVE_SOCKET=/tmp/sandbox/serve.sock python train.py
+
+{_EXIT_CODES}"""
+
+DOCTOR = f"""\
+Tries every tier of isolation, cgroups and each template on this machine, as 'collimate-ray serve'
+does at its start, and tells what works, what is missing, and how to get it. Leaves nothing running.
+
+Exits with 3 if no daemon would serve here without --allow-unsafe, or if a template is broken.
+
+examples:
+  collimate-ray doctor
+  collimate-ray doctor --templates ./templates --json
 
 {_EXIT_CODES}"""

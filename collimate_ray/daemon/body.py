@@ -15,7 +15,14 @@ from typing import Any
 
 from collimate_ray.daemon.admission import Refusal
 from collimate_ray.daemon.outcome import ExecRequest
-from collimate_ray.sandbox.wire import DEFAULT_TIMEOUT_S, LIMIT_NAMES, MAX_TIMEOUT_S, RUNNER_CALL, ErrorCode
+from collimate_ray.sandbox.wire import (
+    DEFAULT_TIMEOUT_S,
+    LIMIT_NAMES,
+    MAX_BATCH,
+    MAX_TIMEOUT_S,
+    RUNNER_CALL,
+    ErrorCode,
+)
 from collimate_ray.seeds import fresh_seed, is_valid_seed
 
 #: Ids and owners: what fits in a path segment and a log line.
@@ -24,6 +31,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}\Z")
 _MAX_TTL_S = 86_400.0
 #: The lease of an owner that names no time, s.
 _DEFAULT_TTL_S = 60.0
+#: Modes of an egress policy, and the policy's fields (design/WIRE.md, "Egress").
+EGRESS_MODES = ("open", "none", "allowlist", "denylist")
+_EGRESS_FIELDS = frozenset({"mode", "allow", "deny", "preset"})
 #: Whole numbers among the limits.
 _WHOLE_LIMITS = frozenset({"memory_mib", "processes", "files", "file_mib"})
 
@@ -98,24 +108,54 @@ def name_of(field: str, value: object) -> str:
     return value
 
 
-def check_egress(body: dict[str, Any]) -> None:
-    """Refuse an egress policy that can't be kept: nothing here blocks the network yet.
+def check_egress(body: dict[str, Any], given: str) -> None:
+    """Refuse an egress policy other than the one that is in force: none is ever quietly another.
+
+    Args:
+        body: May have ``egress``.
+        given: The mode that this tier gives: ``none`` or ``open``.
 
     Raises:
         Refusal: ``bad_request``.
     """
     policy = body.get("egress")
-    if policy is not None and policy != {"mode": "open"}:
-        raise bad("egress", 'none or {"mode": "open"}, since this tier can not block the network', policy)
+    if policy is None:
+        return
+    if not isinstance(policy, dict):
+        raise bad("egress", '{"mode": ...}', policy)
+    for name in policy.keys() - _EGRESS_FIELDS:
+        raise bad("egress", f"only {', '.join(sorted(_EGRESS_FIELDS))}", name)
+    mode = policy.get("mode")
+    if mode not in EGRESS_MODES:
+        raise bad("egress.mode", f"one of {', '.join(EGRESS_MODES)}", mode)
+    if mode != given or policy.keys() != {"mode"}:
+        raise bad("egress", f'none or {{"mode": "{given}"}}, the only one that this tier gives', policy)
 
 
-def exec_request(body: dict[str, Any]) -> ExecRequest:
+def batch(body: dict[str, Any]) -> tuple[list[Any], float | None]:
+    """Give the execs of a batch, unchecked, and its deadline in seconds.
+
+    Raises:
+        Refusal: ``bad_request``.
+    """
+    execs, deadline = body.get("execs"), body.get("deadline_seconds")
+    if not isinstance(execs, list) or not 1 <= len(execs) <= MAX_BATCH:
+        found = f"{len(execs)} of them" if isinstance(execs, list) else execs
+        raise bad("execs", f"a list of 1 to {MAX_BATCH} execs", found)
+    return execs, None if deadline is None else _number("deadline_seconds", deadline, _MAX_TTL_S)
+
+
+def exec_request(body: dict[str, Any], egress: str) -> ExecRequest:
     """Make the checked exec of a body.
+
+    Args:
+        body: ExecRequest of the wire.
+        egress: The mode that this tier gives.
 
     Raises:
         Refusal: ``bad_request`` or ``invalid_seed``.
     """
-    check_egress(body)
+    check_egress(body, egress)
     kind, text = _program(body)
     return ExecRequest(
         exec_id=name_of("id", body["id"]) if body.get("id") is not None else f"req_{secrets.token_hex(8)}",
@@ -162,7 +202,7 @@ def _seed(seed: object) -> str:
     return seed
 
 
-def _files(files: object) -> tuple[tuple[str, bytes], ...]:
+def _files(files: object) -> tuple[tuple[str, str], ...]:
     if files is None:
         return ()
     if not isinstance(files, list):
@@ -170,7 +210,7 @@ def _files(files: object) -> tuple[tuple[str, bytes], ...]:
     return tuple(_file(f"files[{index}]", entry) for index, entry in enumerate(files))
 
 
-def _file(field: str, entry: object) -> tuple[str, bytes]:
+def _file(field: str, entry: object) -> tuple[str, str]:
     if not isinstance(entry, dict):
         raise bad(field, "{path, content}", entry)
     path, content = entry.get("path"), entry.get("content", "")
@@ -180,7 +220,7 @@ def _file(field: str, entry: object) -> tuple[str, bytes]:
         raise bad(f"{field}.content", "a string", content)
     if content and not content.endswith("\n"):
         content += "\n"  # as a daemon that writes by heredoc does
-    return path, content.encode("utf-8", "surrogatepass")
+    return path, content
 
 
 def _timeout(value: object) -> float:

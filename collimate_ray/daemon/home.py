@@ -1,11 +1,12 @@
-"""The daemon's private directory: its lock, the programs its execs start as, the directories of its sessions.
+"""The daemon's private directory: its lock, and the directories of sessions that have no file system of their own.
 
 Must not start or end processes. Layout, all of it gone at exit::
 
     <socket>.d/            0700, locked by the living daemon
-      lib/                 the exec's program, its fence and the runner, byte-compiled once
+      admin.sock           the admin socket
+      root/                empty: where a zygote mounts the root of its sessions, in its own mount namespace
       w/<session>/work     where an exec runs, owned by the session's uid
-      w/<session>/tmp      its private /tmp
+      w/<session>/tmp      its private directory for temporary files
       gone/                directories of dead sessions, being removed
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-import py_compile
 import stat
 import tempfile
 import zlib
@@ -24,7 +24,6 @@ from pathlib import Path
 from collimate_ray.config import private_dir
 from collimate_ray.daemon.settings import MAX_SESSIONS
 from collimate_ray.errors import ConfigError
-from collimate_ray.jail import process as jail
 
 #: Uids of sessions start here: above what distributions give to people and services.
 _FIRST_UID = 200_000
@@ -55,17 +54,17 @@ class Home:
         self.root = root
         self.digest = f"{zlib.crc32(os.fsencode(root)):08x}"
         self.first_uid = _FIRST_UID + MAX_SESSIONS * (int(self.digest, 16) % _UID_RANGES)
-        self.lib = root / "lib"
         self._outside = Path(tempfile.gettempdir()) / f"collimate-{os.getuid()}-{self.digest}"
         self._lock = _lock_dir(root)
-        self.mode = "plain"
+        self.namespaces = False
+        self.own_uids = False
         self._count = itertools.count(1)
         self.empty()
 
     def empty(self) -> None:
         """Remove what an earlier life left, and make the directories afresh."""
         self._clear()
-        for name in ("w", "gone", "lib"):
+        for name in ("w", "gone", "root"):
             (self.root / name).mkdir(mode=0o711)
 
     def _clear(self) -> None:
@@ -73,17 +72,21 @@ class Home:
             remove_tree(path)
         remove_tree(self._outside)
 
-    def set_mode(self, mode: str) -> None:
-        """Say how sessions are fenced in (``isolation.py``): it decides who owns their directories."""
-        self.mode = mode
-        if mode == "uid" and not self._outside.exists():
+    def set_fence(self, *, namespaces: bool, own_uids: bool) -> None:
+        """Say how sessions are fenced in: it decides where their directories stand and who owns them.
+
+        Args:
+            namespaces: Each mounts its own, and needs none here.
+            own_uids: Each has a uid of its own.
+        """
+        self.namespaces, self.own_uids = namespaces, own_uids
+        if own_uids and not namespaces and not self._outside.exists():
             # sessions of another uid can't pass the private directory, so theirs stand beside it, unlistable
             self._outside.mkdir(mode=0o711)
 
-    @property
-    def own_uids(self) -> bool:
-        """Whether each session has a uid of its own."""
-        return self.mode in ("mounts", "uid")
+    def uid_of(self, slot: int) -> int | None:
+        """Give the uid of a session: no other process of the machine has it, or none in its user namespace; or None."""
+        return self.first_uid + slot if self.own_uids or self.namespaces else None
 
     def in_uid_range(self, uid: int) -> bool:
         """Tell whether ``uid`` is one that this daemon gives to sessions, if it gives them any."""
@@ -99,16 +102,12 @@ class Home:
         Raises:
             OSError: The disk is full, or there is no descriptor left.
         """
-        top = (self._outside if self.mode == "uid" else self.root / "w") / name
+        top = (self._outside if self.own_uids else self.root / "w") / name
         place = Place(top, top / "work", top / "tmp")
-        # under private mounts the daemon makes mount points in tmp: it stays root's, sticky, and so does top
-        shared_tmp = self.mode == "mounts"
-        for path, mode in ((top, 0o755 if shared_tmp else 0o700), (place.work, 0o700), (place.tmp, 0o700)):
-            path.mkdir(mode=mode)
-            if uid is not None and not (shared_tmp and path != place.work):
+        for path in (top, place.work, place.tmp):
+            path.mkdir(mode=0o700)
+            if uid is not None:
                 os.chown(path, uid, uid)
-        if shared_tmp:
-            place.tmp.chmod(0o1777)
         return place
 
     def retire(self, place: Place) -> Path:
@@ -120,35 +119,11 @@ class Home:
             return place.top
         return target
 
-    def install(self, runner_source: str) -> None:
-        """Write and byte-compile the exec's programs, so that no exec compiles them again."""
-        here = Path(__file__).parent
-        texts = {
-            "collimate_boot": (here / "boot.py").read_text("utf-8"),
-            "collimate_jail": Path(jail.__file__).read_text("utf-8"),
-            "collimate_runner": runner_source,
-        }
-        for name, text in texts.items():
-            path = self.lib / f"{name}.py"
-            path.write_text(text, "utf-8")
-            path.chmod(0o644)
-            py_compile.compile(str(path), doraise=True)
-        self.lib.chmod(0o755)
-
     def close(self) -> None:
         """Remove everything and let the lock go."""
         self._clear()
         self.root.rmdir()
         os.close(self._lock)
-
-
-def kept_dirs() -> list[str]:
-    """Give the directories that an exec must be able to read: the interpreter's, none below another."""
-    kept: list[str] = []
-    for path in jail.interpreter_dirs():
-        if not any(path == top or path.startswith(top.rstrip("/") + "/") for top in kept):
-            kept.append(path)
-    return kept
 
 
 def _lock_dir(root: Path) -> int:

@@ -18,6 +18,29 @@ class BringupFailed(Exception):
     """The exec's process could not be started or fenced in; nothing of the request ran."""
 
 
+class CellLost(Exception):
+    """The processes of a session died by themselves; what ran in it has no end.
+
+    Args:
+        message: One line for people.
+        with_zygote: The zygote died, and with it all its sessions: nobody's session did it.
+    """
+
+    def __init__(self, message: str, with_zygote: bool) -> None:
+        super().__init__(message, with_zygote)
+        self.message, self.with_zygote = message, with_zygote
+
+
+#: Limits of an exec that neither names them nor has a template that does (design: API, limits).
+DEFAULT_LIMITS: Mapping[str, float] = {
+    "memory_mib": DEFAULT_MEMORY_MIB,
+    "output_mib": 16,
+    "processes": 64,
+    "files": 256,
+    "file_mib": 64,
+}
+
+
 @dataclass(frozen=True)
 class ExecRequest:
     """One checked exec.
@@ -31,26 +54,33 @@ class ExecRequest:
         timeout_s: Wall time, s.
         limits: Wire limits that were given, by name.
         stdin: Bytes for standard input, or None for an empty one.
+        template_limits: Of its template: they hold where it names none.
     """
 
     exec_id: str
     kind: str
     text: str
     seed: str
-    files: tuple[tuple[str, bytes], ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 30.0
     limits: Mapping[str, float] = field(default_factory=dict)
     stdin: bytes | None = None
+    template_limits: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_limits(self) -> Mapping[str, float]:
+        """Its limits over its template's over the daemon's own."""
+        return {**DEFAULT_LIMITS, **self.template_limits, **self.limits}
 
     @property
     def memory_mib(self) -> int:
         """What the exec is admitted with, MiB."""
-        return int(self.limits.get("memory_mib", DEFAULT_MEMORY_MIB))
+        return int(self.all_limits["memory_mib"])
 
     @property
     def own_limits(self) -> Mapping[str, float]:
         """The limits that are kept for the exec itself; the runner keeps its own, for each case."""
-        return {} if self.kind == "runner" else self.limits
+        return {} if self.kind == "runner" else {**self.template_limits, **self.limits}
 
     @property
     def wall_s(self) -> float:
@@ -80,6 +110,7 @@ class Outcome:
     max_rss_kib: int
     fork_time_ms: float
     exec_time_ms: float
+    pins: tuple[str, ...] = ()
 
 
 def natural_status(code: int, cpu_s: float, cpu_limit_s: float | None, last_line: str) -> str:

@@ -16,24 +16,27 @@ import socket
 import stat
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from collimate_ray.config import runtime_dir
-from collimate_ray.daemon.home import Home, kept_dirs
-from collimate_ray.daemon.http import MAX_HEADER_BYTES, Front
-from collimate_ray.daemon.isolation import choose_mode
+from collimate_ray.daemon.cgroups import Cgroups, CgroupsUnusable
+from collimate_ray.daemon.home import Home
+from collimate_ray.daemon.http import Front
+from collimate_ray.daemon.isolation import Fence, choose_fence
 from collimate_ray.daemon.processes import kill_leftovers
-from collimate_ray.daemon.routes import TEMPLATES, TIER, Routes
+from collimate_ray.daemon.routes import Routes
 from collimate_ray.daemon.settings import DaemonConfig
 from collimate_ray.daemon.table import Table
+from collimate_ray.daemon.templates import load_templates
+from collimate_ray.daemon.warm import Warm, trial_zygote
 from collimate_ray.errors import ConfigError
 from collimate_ray.jail import process as jail
-from collimate_ray.spec import RUNNER_VERSION, runner_source
+from collimate_ray.sandbox.wire import MAX_SOCKET_PATH_BYTES, TIERS
+from collimate_ray.spec import RUNNER_VERSION
 
 _log = logging.getLogger(__name__)
 
-#: Connections that wait to be accepted: a group's worth of clients arrives at once.
-_BACKLOG = 1024
 #: How often idle sessions, leases and the linger time are looked at, s, at most.
 _TICK_S = 1.0
 #: Exit code of a daemon that was interrupted (design: API, CLI).
@@ -62,6 +65,7 @@ class _Daemon:
     def __init__(self, config: DaemonConfig) -> None:
         self._config = config
         self._made_dir: Path | None = None
+        self._cgroups: Cgroups | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -83,21 +87,59 @@ class _Daemon:
 
     async def _run_at(self, listener: socket.socket, home: Home) -> int:
         _prepare_process()
-        home.install(runner_source())
+        templates = load_templates(self._config.templates)
         if killed := kill_leftovers(home.digest, home.in_uid_range):
             _log.warning("killed %d processes that an earlier daemon left", killed)
-        keep = kept_dirs()
-        table = Table(self._config, home, keep)
-        isolation = await choose_mode(home, keep, table.family)
+        fence = await choose_fence(
+            home,
+            trial_zygote(home),
+            tier=self._config.tier,
+            allow_unsafe=self._config.allow_unsafe,
+            max_abi=self._config.max_landlock_abi,
+        )
+        self._check_tier(fence)
+        fence = self._open_cgroups(home, fence)
+        warm = Warm(templates, home, fence, self._cgroups, self._config.slots)
+        try:
+            return await self._serve(listener, home, fence, warm)
+        finally:
+            await warm.close()
+            if self._cgroups is not None:
+                self._cgroups.close()
+
+    def _check_tier(self, fence: Fence) -> None:
+        wanted = self._config.require_tier
+        if wanted is not None and TIERS.index(fence.tier) < TIERS.index(wanted):
+            why = "; ".join(f"{name}: {reason}" for name, reason in fence.missing.items())
+            raise ConfigError(f"require_tier: expected {wanted!r} or better, found {fence.tier!r} ({why})")
+
+    def _open_cgroups(self, home: Home, fence: Fence) -> Fence:
+        """Use cgroups where they can be used; give the fence that says so, or why not."""
+        if not self._config.cgroups:
+            return fence.without_cgroups("switched off")
+        try:
+            self._cgroups = Cgroups.open(home.digest)
+        except CgroupsUnusable as error:
+            return fence.without_cgroups(str(error))
+        return replace(fence, cgroups=self._cgroups.parts)
+
+    async def _serve(self, listener: socket.socket, home: Home, fence: Fence, warm: Warm) -> int:
+        await warm.start()
+        table = Table(self._config, warm)
         self._table = table
-        self._front = Front(Routes(table, isolation, RUNNER_VERSION).handle)
+        admin = _bind_admin(home.root / "admin.sock")
+        name = admin.getsockname() if admin else None
+        self._front = Front(Routes(table, fence, RUNNER_VERSION, name).handle)
         self._handle_signals()
-        server = await self._listen(listener)
-        self._say_ready(listener, isolation)
+        servers = [await self._front.listen(listener)]
+        if admin is not None:
+            servers.append(await self._front.listen(admin, admin=True))
+        self._say_ready(listener, fence, warm)
         ticker = asyncio.ensure_future(self._tick())
         code = await self._over
         ticker.cancel()
-        server.close()
+        for server in servers:
+            server.close()
         if code:
             await self._front.close()  # no answer: what was cut off must not look like a result
         await table.close()
@@ -120,24 +162,16 @@ class _Daemon:
             home.close()
             raise
 
-    async def _listen(self, listener: socket.socket) -> asyncio.Server:
-        if self._config.socket is not None:
-            return await asyncio.start_unix_server(
-                self._front.serve, sock=listener, limit=MAX_HEADER_BYTES, backlog=_BACKLOG
-            )
-        return await asyncio.start_server(self._front.serve, sock=listener, limit=MAX_HEADER_BYTES, backlog=_BACKLOG)
-
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGCHLD, self._table.on_child)
         loop.add_signal_handler(signal.SIGTERM, self._drain)
 
     def _drain(self) -> None:
-        if self._table.gate.draining:
+        if self._table.gate.ending:
             self._end(_INTERRUPTED)
             return
         _log.info("draining: %d execs run", len(self._table.execs))
-        self._table.gate.drain()
+        self._table.gate.drain(for_good=True)
         self._draining = asyncio.ensure_future(self._end_when_quiet())
 
     async def _end_when_quiet(self) -> None:
@@ -156,7 +190,7 @@ class _Daemon:
             await self._table.reap()
             if self._may_leave():
                 _log.info("nobody needed this daemon for %g s: it ends", self._config.linger_s)
-                self._table.gate.drain()
+                self._table.gate.drain(for_good=True)
                 self._end(0)
 
     def _may_leave(self) -> bool:
@@ -164,7 +198,7 @@ class _Daemon:
             return False
         return time.monotonic() - self._front.last_request > self._config.linger_s
 
-    def _say_ready(self, listener: socket.socket, isolation: tuple[str, ...]) -> None:
+    def _say_ready(self, listener: socket.socket, fence: Fence, warm: Warm) -> None:
         if self._config.socket is not None:
             where = {"socket": self._config.socket}
         else:
@@ -172,8 +206,8 @@ class _Daemon:
             where = {"url": f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"}
         _say(
             sys.stderr,
-            f"collimate-ray serve: {next(iter(where.values()))} tier={TIER} ({', '.join(isolation)}) "
-            f"templates={','.join(TEMPLATES)} slots={self._config.slots} pid={os.getpid()}",
+            f"collimate-ray serve: {next(iter(where.values()))} tier={fence.tier} ({', '.join(fence.parts)}) "
+            f"templates={','.join(warm.names)} slots={self._config.slots} pid={os.getpid()}",
         )
         if self._config.json:
             _say(sys.stdout, json.dumps({**where, "pid": os.getpid()}))
@@ -186,9 +220,8 @@ def _say(stream: object, line: str) -> None:
 
 
 def _prepare_process() -> None:
-    """Be unreadable for execs, adopt their orphans, and undo what a parent such as Ray lowered."""
+    """Be unreadable for execs, and undo what a parent such as Ray lowered."""
     jail.harden_keeper()
-    jail.become_subreaper()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with contextlib.suppress(OSError):  # health tells what could not be put back
@@ -224,6 +257,11 @@ def _bind_unix(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _bind_admin(path: Path) -> socket.socket | None:
+    """Make the admin socket; None where its path, longer than the served one's, is too long to be bound."""
+    return _bind_unix(path) if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES else None
 
 
 def _answers(path: Path) -> bool:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 
 from collimate_ray.errors import ConfigError
-from collimate_ray.sandbox.wire import MAX_SOCKET_PATH_BYTES
+from collimate_ray.sandbox.wire import MAX_SOCKET_PATH_BYTES, TIERS
 
 #: Uids of one daemon's sessions, and so the most sessions that it keeps at once.
 MAX_SESSIONS = 1024
@@ -39,7 +39,14 @@ class DaemonConfig:
         memory_mib: Sum of the memory limits of running execs, MiB, at least 1.
         linger_s: Exit after so many seconds without request, exec or owner's lease; None: never.
         idle_s: A session unused for so many seconds is reaped.
+        long_s: An exec that ran for so many seconds leaves its slot to others.
         json: Also write one JSON line to stdout when ready.
+        templates: Directory of the user's own templates, or None.
+        tier: Enter this tier and no other; None: the best that the machine gives.
+        require_tier: Refuse to serve below this tier.
+        allow_unsafe: Serve in the tiers ``seccomp`` and ``rlimits`` too.
+        max_landlock_abi: Take the kernel's Landlock for one of this age, at least 0; None: as it is.
+        cgroups: Use cgroups where they can be used.
     """
 
     socket: str | None = None
@@ -49,7 +56,14 @@ class DaemonConfig:
     memory_mib: int = field(default_factory=default_memory_mib)
     linger_s: float | None = None
     idle_s: float = 3600.0
+    long_s: float = 2.0
     json: bool = False
+    templates: str | None = None
+    tier: str | None = None
+    require_tier: str | None = None
+    allow_unsafe: bool = False
+    max_landlock_abi: int | None = None
+    cgroups: bool = True
 
     def check(self) -> None:
         """Check all fields.
@@ -65,6 +79,10 @@ class DaemonConfig:
             raise ConfigError(f"port: expected 0 to 65535, found {self.port}")
         if self.host is not None and not _is_loopback(self.host):
             raise ConfigError(f"host: expected a loopback address such as 127.0.0.1, found {self.host!r}")
+        for name in ("tier", "require_tier"):
+            value = getattr(self, name)
+            if value is not None and value not in TIERS:
+                raise ConfigError(f"{name}: expected one of {', '.join(TIERS)}, found {value!r}")
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -73,7 +91,7 @@ class DaemonConfig:
                 raise ConfigError(f"{name}: expected at least 1, found {getattr(self, name)}")
         if self.slots > MAX_SESSIONS:
             raise ConfigError(f"slots: expected at most {MAX_SESSIONS}, found {self.slots}")
-        for name in ("linger_s", "idle_s"):
+        for name in ("linger_s", "idle_s", "long_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"{name}: expected more than 0 seconds, found {value}")

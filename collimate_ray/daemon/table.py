@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import heapq
-import itertools
 import logging
 import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from collimate_ray.daemon.admission import Gate, Refusal
+from collimate_ray.daemon.cell import Cell
 from collimate_ray.daemon.execution import Execution, finish
-from collimate_ray.daemon.home import Home, Place, remove_tree
-from collimate_ray.daemon.outcome import BringupFailed, ExecRequest, Outcome
-from collimate_ray.daemon.processes import Family
-from collimate_ray.daemon.settings import MAX_SESSIONS, DaemonConfig
+from collimate_ray.daemon.outcome import BringupFailed, CellLost, ExecRequest, Outcome
+from collimate_ray.daemon.settings import DaemonConfig
+from collimate_ray.daemon.templates import Template
+from collimate_ray.daemon.warm import Warm
 from collimate_ray.sandbox.wire import ErrorCode
 
 _log = logging.getLogger(__name__)
@@ -41,9 +40,9 @@ class Session:
         session_id: Its name on the wire.
         template_id: The template it was asked for.
         owner: Whose lease keeps it, or None.
-        slot: Its number in the range of uids.
-        uid: Its own uid, or None.
-        place: Its directories.
+        template: The template itself.
+        cell: Its processes.
+        fork_time_ms: What it took to get them, ms.
         lock: Held by the exec that runs: execs of a session run one after the other.
         running: The exec that runs, or None.
     """
@@ -51,9 +50,9 @@ class Session:
     session_id: str
     template_id: str
     owner: str | None
-    slot: int
-    uid: int | None
-    place: Place
+    template: Template
+    cell: Cell
+    fork_time_ms: float = 0.0
     created: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
     exec_count: int = 0
@@ -77,46 +76,38 @@ class Table:
 
     Args:
         config: How to serve.
-        home: Its directory, with the mode set.
-        keep: Directories that execs must be able to read.
+        warm: Sessions ready to be taken.
     """
 
-    def __init__(self, config: DaemonConfig, home: Home, keep: list[str]) -> None:
-        self.config = config
-        self.gate = Gate(config.slots, config.memory_mib)
-        self.family = Family(home.is_session_uid)
+    def __init__(self, config: DaemonConfig, warm: Warm) -> None:
+        self.config, self.warm = config, warm
+        self.gate = Gate(config.slots, config.memory_mib, config.long_s)
         self.sessions: dict[str, Session] = {}
         self.execs: dict[str, Execution] = {}
         #: owner to the monotonic time at which its lease runs out
         self.owners: dict[str, float] = {}
-        self._home, self._keep = home, keep
         self._gone: deque[str] = deque(maxlen=_GONE_KEPT)
-        self._free_slots = list(range(MAX_SESSIONS))
-        self._numbers = itertools.count(1)
         self._claimed: dict[str, asyncio.Task[Any] | None] = {}
-        self._removals: set[asyncio.Future[None]] = set()
 
     # sessions
 
-    def create(self, template_id: str, owner: str | None, *, once: bool = False) -> Session:
+    async def create(self, template_id: str, owner: str | None, *, once: bool = False) -> Session:
         """Make a session; ``once``: for one exec, not listed.
 
         Raises:
-            Refusal: ``draining``, ``at_capacity`` or ``session_bringup_failed``.
+            Refusal: ``draining`` or ``session_bringup_failed``.
         """
         self.gate.check_open()
-        if not self._free_slots:
-            raise Refusal(ErrorCode.AT_CAPACITY, f"at capacity: {MAX_SESSIONS} sessions live")
+        started = time.monotonic()
         name = f"{_ONCE if once else 'sess_'}{secrets.token_hex(8)}"
-        slot = heapq.heappop(self._free_slots)
-        uid = self._home.first_uid + slot if self._home.own_uids else None
+        nursery = self.warm.nursery(template_id)
         try:
-            place = self._home.make_place(name, uid)
-        except OSError as error:
-            heapq.heappush(self._free_slots, slot)
-            message = f"the session's directory can't be made: {error.strerror}"
-            raise Refusal(ErrorCode.SESSION_BRINGUP_FAILED, message) from error
-        session = Session(name, template_id, owner, slot, uid, place)
+            cell = await nursery.take()
+        except BringupFailed as error:
+            raise Refusal(ErrorCode.SESSION_BRINGUP_FAILED, str(error)) from error
+        cell.once = once
+        spent_ms = round((time.monotonic() - started) * 1e3, 3)
+        session = Session(name, template_id, owner, self.warm.template(template_id), cell, spent_ms)
         self.sessions[name] = session
         return session
 
@@ -138,7 +129,7 @@ class Table:
         raise Refusal(ErrorCode.NO_SUCH_SESSION, f"no such session: {session_id}")
 
     async def destroy(self, session: Session, *, reaped: bool = False) -> bool:
-        """End a session: its exec is stopped, its directories go. False if somebody else did."""
+        """End a session: its exec is stopped, its files go. False if somebody else did."""
         if self.sessions.pop(session.session_id, None) is None:
             return False
         if not reaped:
@@ -150,11 +141,7 @@ class Table:
         return True
 
     def _retire(self, session: Session) -> None:
-        loop = asyncio.get_running_loop()
-        removal = loop.run_in_executor(None, _remove, self._home, session.place)
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
-        removal.add_done_callback(lambda _: heapq.heappush(self._free_slots, session.slot))
+        self.warm.nursery(session.template_id).retire(session.cell)
 
     # execs
 
@@ -164,18 +151,19 @@ class Table:
         Raises:
             Refusal: See ``Gate.enter``; ``session_gone`` if the session ended meanwhile; ``session_bringup_failed``.
         """
+        request = replace(request, template_limits=session.template.exec_limits)
         with self._claim(request.exec_id):
             async with session.lock:
                 return await self._run_locked(session, request)
 
     async def _run_locked(self, session: Session, request: ExecRequest) -> Outcome:
-        await self.gate.enter(request.memory_mib)
+        ticket = await self.gate.enter(request.memory_mib)
         try:
             self.find(session.session_id)  # it may have ended while this waited
             return await self._run(session, request)
         finally:
             session.used = time.monotonic()
-            self.gate.leave(request.memory_mib)
+            self.gate.leave(ticket)
 
     async def run_once(self, template_id: str, owner: str | None, request: ExecRequest) -> Outcome:
         """Make a session, run an exec in it, and end it.
@@ -183,12 +171,13 @@ class Table:
         Raises:
             Refusal: See ``create`` and ``run_in``.
         """
+        request = replace(request, template_limits=self.warm.template(template_id).exec_limits)
         with self._claim(request.exec_id):
-            await self.gate.enter(request.memory_mib)
+            ticket = await self.gate.enter(request.memory_mib)
             try:
-                return await self._run_and_end(self.create(template_id, owner, once=True), request)
+                return await self._run_and_end(await self.create(template_id, owner, once=True), request)
             finally:
-                self.gate.leave(request.memory_mib)
+                self.gate.leave(ticket)
 
     async def _run_and_end(self, session: Session, request: ExecRequest) -> Outcome:
         try:
@@ -211,18 +200,27 @@ class Table:
             del self._claimed[exec_id]
 
     async def _run(self, session: Session, request: ExecRequest) -> Outcome:
-        mark = f"{self._home.digest}.{next(self._numbers)}"
-        place, uid = session.place, session.uid
-        execution = Execution(request, self._home, place, uid, mark, self._keep, self.family)
+        execution = Execution(request, session.cell, session.template.command or ())
         self.execs[request.exec_id] = session.running = execution
         session.exec_count += 1
         try:
             return await finish(execution)
         except BringupFailed as error:
             raise Refusal(ErrorCode.SESSION_BRINGUP_FAILED, str(error)) from error
+        except CellLost as error:
+            await self._lost(session)
+            if error.with_zygote:
+                raise Refusal(ErrorCode.ZYGOTE_LOST, f"the exec's host died under it: {error.message}") from error
+            raise Refusal(ErrorCode.SESSION_GONE, f"session gone: {error.message}") from error
         finally:
             session.running = None
             del self.execs[request.exec_id]
+
+    async def _lost(self, session: Session) -> None:
+        """Forget a session whose processes are gone."""
+        if self.sessions.pop(session.session_id, None) is not None:
+            self._gone.append(session.session_id)
+            self._retire(session)
 
     def cancel(self, exec_id: str) -> None:
         """Stop a running exec.
@@ -237,11 +235,6 @@ class Table:
             self.execs[exec_id].stop("cancelled")
         else:
             task.cancel()  # it waits still
-
-    def on_child(self) -> None:
-        """Look which execs ended (SIGCHLD)."""
-        for execution in list(self.execs.values()):
-            execution.on_exit()
 
     # owners
 
@@ -274,10 +267,3 @@ class Table:
         await asyncio.gather(*(self.destroy(session) for session in list(self.sessions.values())))
         while self.execs:
             await asyncio.sleep(0.005)
-        if self._removals:
-            await asyncio.wait(self._removals)
-
-
-def _remove(home: Home, place: Place) -> None:
-    with contextlib.suppress(OSError):  # what is left goes at exit or at the next start
-        remove_tree(home.retire(place))

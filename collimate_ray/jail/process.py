@@ -1,7 +1,7 @@
-"""System calls that fence a process in: limits, mounts, capabilities, uids, and the sweep of what is left.
+"""System calls that fence a process in: limits, capabilities, uids, and the sweep of what is left.
 
-Joined as text into the runner's source and the daemon's exec program, so: standard library only, Python 3.8+, top-level
-functions only. Must not decide who is fenced in. Sources: prctl(2), capabilities(7), mount(2), unshare(2).
+Joined as text into the runner's source, so: standard library only, Python 3.8+, top-level
+functions only. Must not decide who is fenced in. Sources: prctl(2), capabilities(7), getrlimit(2).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import sys
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
-_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000
-_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
-_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _CAPS_VERSION_3 = 0x20080522
+#: CAP_CHOWN 0, CAP_DAC_OVERRIDE 1, CAP_FOWNER 3, CAP_KILL 5, CAP_SETGID 6, CAP_SETUID 7.
+_KEPT_CAPABILITIES = 0b11101011
 
-#: Where everybody may write on a Linux machine; each session gets a directory of its own over them.
-SHARED_DIRS = ("/tmp", "/var/tmp", "/dev/shm")
+#: Highest number of a process that Linux gives by default.
+_MOST_PIDS = 32768
 
 
 def _prctl(option: int, value: int) -> None:
@@ -49,30 +48,83 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def sweep_children() -> None:
-    """Kill and reap all below this process (a subreaper, else its children only) until nothing is left."""
-    while True:
+def sweep_children(spare: int = 0) -> None:
+    """Kill and reap all below this process (a subreaper, else its children only) until nothing is left.
+
+    Where there is no ``/proc``, all else in a session's own pid namespace goes; nothing where it is not a session's.
+
+    Args:
+        spare: A child that is left alone, or 0.
+    """
+    find = signal_tree if os.path.exists("/proc/self") else _signal_namespace
+    while _has_children():
         # stopped first: a dead process makes room for the next fork of a bomb, a stopped one does not
-        seen = signal_tree(os.getpid(), 19)
+        seen = find(os.getpid(), 19, spare)
         for pid in seen:
             send_signal(pid, 9)
         try:
-            for _ in seen or [0]:
-                os.waitpid(-1, 0 if seen else os.WNOHANG)
+            for _ in seen:
+                os.waitpid(-1, 0)
         except ChildProcessError:
+            return
+        if not seen:
             return
 
 
-def signal_tree(top: int, number: int) -> set[int]:
-    """Signal all below a process until no new one shows up; give them."""
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def signal_tree(top: int, number: int, spare: int = 0) -> set[int]:
+    """Signal all below a process, but for one to spare and what is below it, until no new one shows up; give them."""
     seen: set[int] = set()
     fresh = {top}
     while fresh:
-        fresh = {child for pid in (top, *seen) for child in child_pids(pid)} - seen
+        fresh = {child for pid in (top, *seen) for child in child_pids(pid)} - seen - {spare}
         for pid in fresh:
             send_signal(pid, number)
         seen |= fresh
     return seen
+
+
+def _signal_namespace(top: int, number: int, spare: int) -> set[int]:
+    """Signal all in this pid namespace but its first process, ``top`` and its parent; give them.
+
+    Without ``/proc`` processes can only be found by trying their numbers. The namespace is a session's own if its first
+    process belongs to a process group outside of it, as one that was forked from there and started no group of its own.
+    """
+    if os.getpgid(1) != 0:
+        return set()
+    kept = {0, 1, top, os.getppid(), spare}
+    seen: set[int] = set()
+    last = _latest_pid()
+    while True:
+        fresh = {pid for pid in range(2, last + 1) if pid not in kept and pid not in seen and _is_there(pid, number)}
+        if not fresh and (seen or last == _MOST_PIDS or not _has_children()):
+            return seen
+        seen |= fresh
+        # nothing found, and yet there are children: the numbers began anew since they were given out
+        last = last if fresh else _MOST_PIDS
+
+
+def _latest_pid() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+def _is_there(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -130,6 +182,21 @@ def drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
+def keep_capabilities() -> None:
+    """Drop every capability but those that make another process another user, own its files, and kill it.
+
+    Without any capability there is nothing to drop, and nothing happens.
+    """
+    _empty_bounding_set()
+    header = (ctypes.c_uint32 * 2)(_CAPS_VERSION_3, 0)
+    # lower words of effective, permitted, inheritable, then the upper ones
+    data = (ctypes.c_uint32 * 6)()
+    _LIBC.capget(header, data)
+    kept = data[1] & _KEPT_CAPABILITIES
+    if _LIBC.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 def drop_to(uid: int) -> None:
     """Become ``uid`` (and the group of that number) for good: no groups, no capabilities, no new privileges."""
     _empty_bounding_set()
@@ -160,58 +227,6 @@ def interpreter_dirs() -> list[str]:
 def interpreter_readable() -> bool:
     """Tell whether another uid can reach and read the interpreter."""
     return not any(blocked_at(path) for path in interpreter_dirs())
-
-
-def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    args = [os.fsencode(text) for text in (source, target, kind)]
-    if _LIBC.mount(args[0], args[1], args[2], ctypes.c_ulong(flags), os.fsencode(options)) != 0:
-        raise OSError(ctypes.get_errno(), "mount on %s" % target)
-
-
-def private_mounts(tmp_dir: str, keep: list[str], work: str = "") -> bool:
-    """Enter mount and IPC namespaces of our own, ``tmp_dir`` over the shared directories. Needs CAP_SYS_ADMIN.
-
-    A directory that other uids can't traverse (``/root``) is covered where something to keep lies below, what is kept
-    is bound back at its path. ``tmp_dir`` must belong to this uid: mount points are made in it.
-
-    Args:
-        tmp_dir: Shown as ``/tmp``, ``/var/tmp`` and ``/dev/shm``.
-        keep: Directories that stay readable, read-only where something had to be covered.
-        work: A directory that stays writable, or "".
-
-    Returns:
-        False if the kernel refuses the namespace; nothing is changed then.
-    """
-    if _LIBC.unshare(_CLONE_NEWNS | _CLONE_NEWIPC) != 0:
-        return False
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-    kept = [*keep, work] if work else list(keep)
-    shared = [path for path in SHARED_DIRS if os.path.isdir(path)]
-    blocked = {blocked_at(path) for path in kept} - {""}
-    covers = sorted(path for path in blocked if not _below(path, shared))
-    handles = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in sorted(kept, key=len)]
-    tmp_handle = os.open(tmp_dir, os.O_PATH | os.O_DIRECTORY)  # it may lie below what is covered next
-    for path in covers:
-        _mount("none", path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    for path in shared:
-        _mount("/proc/self/fd/%d" % tmp_handle, path, "", _MS_BIND)
-    for path, handle in handles:
-        if _below(path, covers + shared):
-            _bind_back(path, handle, path != work)
-        os.close(handle)
-    os.close(tmp_handle)
-    return True
-
-
-def _below(path: str, tops: list[str]) -> bool:
-    return any(path == top or path.startswith(top + "/") for top in tops)
-
-
-def _bind_back(path: str, handle: int, read_only: bool) -> None:
-    os.makedirs(path, mode=0o755, exist_ok=True)
-    _mount("/proc/self/fd/%d" % handle, path, "", _MS_BIND)
-    if read_only:
-        _mount("none", path, "", _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID)
 
 
 def set_limits(

@@ -12,6 +12,7 @@ import fcntl
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from collimate_ray.jail.process import (
@@ -34,6 +35,9 @@ _HIGH_FD = 64
 
 #: No descriptor of the launcher's is above this: it holds two and those of one order.
 _TOP_FD = 1024
+
+#: What a candidate's process goes through besides, for good: whoever preloaded the runner may add to it.
+FENCES: list[Callable[[], None]] = []
 
 
 def send_order(sock: socket.socket, order: Any, fds: list[int]) -> None:
@@ -95,7 +99,6 @@ def _become_candidate(order: dict[str, Any], fds: list[int]) -> None:
     os.setsid()
     for place, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH_FD) for fd in fds]):
         os.dup2(fd, place)
-    os.closerange(len(fds), _TOP_FD)
     os.chdir(order["dir"])
     for name in [name for name in os.environ if name.startswith("COLLIMATE_")]:
         del os.environ[name]
@@ -107,6 +110,9 @@ def _become_candidate(order: dict[str, Any], fds: list[int]) -> None:
         drop_capabilities()
         set_dumpable()
     die_with_parent()
+    for fence in FENCES:
+        fence()
+    os.closerange(len(fds), _TOP_FD)
     if order["mode"] == "program":
         run_program(note_fd=3)
     serve_candidate(3, 4)

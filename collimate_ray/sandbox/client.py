@@ -1,7 +1,7 @@
 """Client of a node-local daemon: each route of design/WIRE.md as a method, typed errors, the wire's retry rules.
 
 What may be sent again is the wire's rule for one request; whether a *grade* may run again elsewhere is the grader's.
-All that requests, urllib3, sockets and JSON raise is classified here, at one boundary, into ``collimate_ray.errors``.
+All that sockets, http.client and JSON raise is classified here, at one boundary, into ``collimate_ray.errors``.
 
 Must not know specs, verdicts or Ray, and must not send a field of "What we add" that it was not given: the caller
 checks ``features()``.
@@ -9,23 +9,23 @@ checks ``features()``.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from collimate_ray.errors import ConfigError, InfraError, SandboxUnavailable, WireError, shown
+from collimate_ray.errors import CollimateRayError, ConfigError, InfraError, SandboxUnavailable, WireError
 from collimate_ray.sandbox import wire
+from collimate_ray.sandbox.batch import Lines, ran
+from collimate_ray.sandbox.body import Json, check_argument, exec_body, given
 from collimate_ray.sandbox.failures import Failure, decoded, refusal, transport_failure
-from collimate_ray.sandbox.transport import Transport
+from collimate_ray.sandbox.transport import Answer, Transport
 from collimate_ray.sandbox.wire import ErrorCode
-from collimate_ray.seeds import is_valid_seed
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,6 @@ POOL_SIZE = 64
 
 #: An exec's socket time-out is its own time and this, s: fork, queue and transport (WIRE.md).
 EXEC_MARGIN_S = 30.0
-
-Json = dict[str, Any]
 
 
 class SandboxClient:
@@ -173,7 +171,7 @@ class SandboxClient:
             ``{"session_id", "template_id", "fork_time_ms", "create_time_ms", ...}``.
         """
         egress = None if egress is None else dict(egress)
-        body = _given(template_id=template_id, egress=egress, owner=owner, ttl_seconds=ttl_seconds)
+        body = given(template_id=template_id, egress=egress, owner=owner, ttl_seconds=ttl_seconds)
         answer = _object("POST /v1/sessions", self._call("POST", "/v1/sessions", body))
         if not (isinstance(answer.get("session_id"), str) and answer["session_id"]):
             raise WireError("POST /v1/sessions: expected a session_id (text)")
@@ -240,9 +238,19 @@ class SandboxClient:
         Returns:
             ExecResponse: ``{"stdout", "exit_code", "seed", "seed_ack", ...}``.
         """
-        body = _exec_body(command, code, commands, files, timeout_seconds, seed, limits, stdin, exec_id)
+        body = exec_body(
+            command=command,
+            code=code,
+            commands=commands,
+            files=files,
+            timeout_seconds=timeout_seconds,
+            seed=seed,
+            limits=limits,
+            stdin=stdin,
+            exec_id=exec_id,
+        )
         egress = None if egress is None else dict(egress)
-        body.update(_given(template_id=template_id, egress=egress, owner=owner))
+        body.update(given(template_id=template_id, egress=egress, owner=owner))
         return self._exec("/v1/exec", body, deadline)
 
     def session_exec(
@@ -261,7 +269,17 @@ class SandboxClient:
         deadline: float | None = None,
     ) -> Json:
         """Run in a live session (``POST /v1/sessions/{id}/exec``); arguments and answer are ``exec_once``'s."""
-        body = _exec_body(command, code, commands, files, timeout_seconds, seed, limits, stdin, exec_id)
+        body = exec_body(
+            command=command,
+            code=code,
+            commands=commands,
+            files=files,
+            timeout_seconds=timeout_seconds,
+            seed=seed,
+            limits=limits,
+            stdin=stdin,
+            exec_id=exec_id,
+        )
         return self._exec(f"/v1/sessions/{_part(session_id)}/exec", body, deadline)
 
     def cancel_exec(self, exec_id: str) -> bool:
@@ -272,12 +290,69 @@ class SandboxClient:
         """
         return self._call("DELETE", f"/v1/execs/{_part(exec_id)}", missing_ok=True) is not None
 
+    def exec_batch(
+        self,
+        template_id: str,
+        execs: Sequence[Mapping[str, Any]],
+        *,
+        owner: str | None = None,
+        deadline: float | None = None,
+    ) -> Iterator[tuple[int, Json | CollimateRayError]]:
+        """Run many execs, each in a session of its own (``POST /v1/exec/batch``, feature ``exec-batch``).
+
+        Nothing is sent before the first item is asked for; a caller that stops early stops what is left.
+
+        Args:
+            template_id: The template to fork.
+            execs: Arguments of ``exec_once`` (``command`` to ``exec_id``) by name, shape (n,), n in 1..256.
+            owner: Whose execs they are (feature ``owner``).
+            deadline: Monotonic time after which the daemon stops what is left and nobody waits, s.
+
+        Yields:
+            Each index once, as it ends, with ExecResponse or the error that ``exec_once`` would have raised. An exec
+            of which the daemon said nothing may have run: ``SandboxUnavailable`` or ``WireError``.
+        """
+        check_argument("execs", len(execs), 1 <= len(execs) <= wire.MAX_BATCH, f"1 to {wire.MAX_BATCH} of them")
+        bodies = [exec_body(**each) for each in execs]
+        left = None if deadline is None else min(deadline - time.monotonic(), wire.MAX_BATCH_S)
+        body = given(template_id=template_id, execs=bodies, owner=owner, deadline_seconds=left)
+        timeout = max(self.timeout, max(each["timeout_seconds"] for each in bodies) + EXEC_MARGIN_S)
+        path = "/v1/exec/batch"
+        answer: Answer = self._call("POST", path, body, timeout=timeout, deadline=deadline, streamed=True)
+        with answer:
+            yield from Lines(f"POST {path} at {self.address}", answer, len(bodies)).read(timeout, deadline)
+
+    # --- operators ---
+
+    def drain(self) -> Json:
+        """Tell the daemon to take no new work and finish the old (feature ``drain``; same machine only).
+
+        Returns:
+            ``{"status": "draining", "running": ...}``.
+
+        Raises:
+            ConfigError: The daemon has no admin socket, or is not on this machine.
+        """
+        return self._administer("POST")
+
+    def undrain(self) -> Json:
+        """Take ``drain`` back; arguments and errors are the same."""
+        return self._administer("DELETE")
+
+    def _administer(self, method: str) -> Json:
+        health = self.health()
+        path = health.get("admin_socket")
+        has = isinstance(path, str) and "drain" in _texts(health, "features")
+        check_argument("drain", path, has, f"a daemon with an admin socket at {self.address}")
+        with SandboxClient(unix_socket=path, timeout=self.timeout, retries=self.retries) as admin:
+            found = admin.health().get("pid")
+            # another machine's daemon may name a path that is another daemon's here
+            check_argument("drain", found, found == health.get("pid"), f"the daemon of {self.address} at {path}")
+            return _object(f"{method} /v1/drain", admin._call(method, "/v1/drain", {}, repeat=True))
+
     def _exec(self, path: str, body: Json, deadline: float | None) -> Json:
         timeout = max(self.timeout, body["timeout_seconds"] + EXEC_MARGIN_S)
-        answer = _object(f"POST {path}", self._call("POST", path, body, timeout=timeout, deadline=deadline))
-        if not (isinstance(answer.get("stdout"), str) and type(answer.get("exit_code")) is int):
-            raise WireError(f"POST {path}: expected stdout (text) and exit_code (whole number)")
-        return answer
+        return ran(f"POST {path}", self._call("POST", path, body, timeout=timeout, deadline=deadline))
 
     # --- the wire boundary ---
 
@@ -291,6 +366,7 @@ class SandboxClient:
         missing_ok: bool = False,
         timeout: float | None = None,
         deadline: float | None = None,
+        streamed: bool = False,
     ) -> Any:
         """Send a request until it is answered for good.
 
@@ -302,6 +378,7 @@ class SandboxClient:
             missing_ok: Whether 404 and 410 mean None.
             timeout: Socket time-out, s; the client's by default.
             deadline: Monotonic time, s.
+            streamed: Whether to give a good answer as an open ``Answer``, its body not read.
         """
         data = _encoded(body)
         repeat = method != "POST" if repeat is None else repeat
@@ -310,7 +387,7 @@ class SandboxClient:
         attempt = 0
         while True:
             wait = _socket_timeout(f"{method} {path}", self.timeout if timeout is None else timeout, deadline)
-            outcome = self._attempt(method, path, data, wait, repeat)
+            outcome = self._attempt(method, path, data, wait, repeat, streamed)
             if not isinstance(outcome, Failure):
                 return outcome
             if missing_ok and outcome.status in (404, 410):
@@ -320,16 +397,19 @@ class SandboxClient:
             attempt += 1
             log.debug("sent again after: %s", outcome.error)
 
-    def _attempt(self, method: str, path: str, data: bytes | None, wait: float, repeat: bool) -> Any:
-        """Send once: the decoded answer, or a Failure."""
+    def _attempt(self, method: str, path: str, data: bytes | None, wait: float, repeat: bool, streamed: bool) -> Any:
+        """Send once: the decoded answer, or the open one if it is streamed, or a Failure."""
         name = f"{method} {path} at {self.address}"
         try:
-            reply = self._transport.exchange(method, path, data, wait)
-        except Exception as error:  # noqa: BLE001 - the wire boundary: nothing of requests or urllib3 leaves it
+            answer = self._transport.open(method, path, data, wait)
+            good = 200 <= answer.status < 300
+            if streamed and good:
+                return answer
+            with answer:
+                reply = answer.reply()
+        except Exception as error:  # noqa: BLE001 - the wire boundary: nothing of sockets and http.client leaves it
             return transport_failure(name, error, repeat)
-        if 200 <= reply.status < 300:
-            return decoded(name, reply.body)
-        return refusal(name, reply, repeat)
+        return decoded(name, reply.body) if good else refusal(name, reply, repeat)
 
     def _paused(self, attempt: int, until: float) -> bool:
         """Sleep before the next attempt: exponential, full jitter. False if that one would begin too late."""
@@ -340,7 +420,7 @@ class SandboxClient:
         time.sleep(pause)
         return True
 
-    def _explained(self, failure: Failure, body: Json | None) -> Exception:
+    def _explained(self, failure: Failure, body: Json | None) -> CollimateRayError:
         """Give what to raise; for an unknown template say which ones there are."""
         if failure.code != ErrorCode.NO_TEMPLATE or body is None:
             return failure.error
@@ -349,50 +429,6 @@ class SandboxClient:
         except InfraError:  # the answer was clear enough without it
             return failure.error
         return ConfigError(f"template: expected one of {known}, found {body.get('template_id')!r}")
-
-
-def _exec_body(
-    command: str | None,
-    code: str | None,
-    commands: Sequence[Sequence[str]] | None,
-    files: Sequence[Mapping[str, str]] | None,
-    timeout_seconds: int,
-    seed: str | None,
-    limits: Mapping[str, float] | None,
-    stdin: bytes | None,
-    exec_id: str | None,
-) -> Json:
-    if command is None and code is None and commands is None:
-        raise ConfigError("exec: expected one of command, commands or code, found none")
-    whole = type(timeout_seconds) is int and 1 <= timeout_seconds <= wire.MAX_TIMEOUT_S
-    check_argument("timeout_seconds", timeout_seconds, whole, f"a whole number in 1..{wire.MAX_TIMEOUT_S}")
-    check_argument("seed", seed, seed is None or is_valid_seed(seed), "64 hex characters")
-    return _given(
-        command=command,
-        code=code,
-        commands=None if commands is None else [list(argv) for argv in commands],
-        files=[dict(file) for file in files] if files else None,
-        timeout_seconds=timeout_seconds,
-        seed=seed,
-        limits=None if limits is None else dict(limits),
-        stdin_b64=None if stdin is None else base64.b64encode(stdin).decode("ascii"),
-        id=exec_id,
-    )
-
-
-def _given(**fields: Any) -> Json:
-    """Keep the fields that were given: a plain daemon never hears of an extension."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def check_argument(name: str, value: object, good: bool, expected: str) -> None:
-    """Refuse an argument that is not good.
-
-    Raises:
-        ConfigError: It names the argument, what was found and what was expected.
-    """
-    if not good:
-        raise ConfigError(f"{name}: expected {expected}, found {shown(value)}")
 
 
 def _encoded(body: Json | None) -> bytes | None:

@@ -12,10 +12,11 @@ import threading
 import weakref
 from typing import Any
 
-from collimate_ray.config import read_environment
+from collimate_ray.config import Environment, read_environment
 from collimate_ray.errors import CollimateRayError, ConfigError
 from collimate_ray.sandbox.client import SandboxClient
 from collimate_ray.sandbox.embedded import PROBE_S, ensure_daemon
+from collimate_ray.sandbox.tier import check_tier, checked_tier
 from collimate_ray.sandbox.wire import SESSION_SOCKET
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def connect(
     *,
     api_key: str | None = None,
     unix_socket: str | os.PathLike[str] | None = None,
+    require_tier: str | None = None,
     **kwargs: Any,
 ) -> SandboxClient:
     """Connect to the daemon that the arguments name, else the environment, else this machine.
@@ -48,23 +50,44 @@ def connect(
         base_url: URL of a daemon.
         api_key: Key of the gateway, which this version does not speak.
         unix_socket: Path of a daemon's socket.
+        require_tier: Isolation tier that the daemon must have at least (``wire.TIERS``), whichever it is; by default
+            ``$COLLIMATE_REQUIRE_TIER``, and without that any.
         **kwargs: Other arguments of ``SandboxClient``.
 
     Raises:
-        ConfigError: An argument or variable is wrong, or asks for the gateway.
-        SandboxUnavailable: The embedded daemon does not start.
+        ConfigError: An argument or variable is wrong or asks for the gateway, or the daemon's tier is too low.
+        SandboxUnavailable: The embedded daemon does not start, or a tier is required and the daemon does not answer.
     """
+    environment = read_environment()
+    require_tier = checked_tier(require_tier or environment.require_tier)
+    client = _client(environment, base_url, api_key, unix_socket, require_tier, kwargs)
+    if require_tier is not None:
+        try:
+            check_tier(client.health(), require_tier, client.address)
+        except BaseException:
+            client.close()
+            raise
+    return client
+
+
+def _client(
+    environment: Environment,
+    base_url: str | None,
+    api_key: str | None,
+    unix_socket: str | os.PathLike[str] | None,
+    require_tier: str | None,
+    kwargs: dict[str, Any],
+) -> SandboxClient:
     if unix_socket is not None:
         return SandboxClient(unix_socket=unix_socket, **kwargs)
     if api_key is not None:
         raise _no_gateway("api_key")
     if base_url is not None:
         return SandboxClient(base_url, **kwargs)
-    return _from_environment(**kwargs)
+    return _from_environment(environment, require_tier, **kwargs)
 
 
-def _from_environment(**kwargs: Any) -> SandboxClient:
-    environment = read_environment()
+def _from_environment(environment: Environment, require_tier: str | None, **kwargs: Any) -> SandboxClient:
     if environment.serve_socket:
         return SandboxClient(unix_socket=environment.serve_socket, **kwargs)
     if environment.api_key:
@@ -73,7 +96,7 @@ def _from_environment(**kwargs: Any) -> SandboxClient:
         return SandboxClient(environment.serve_url, **kwargs)
     if os.path.exists(SESSION_SOCKET):
         return SandboxClient(unix_socket=SESSION_SOCKET, **kwargs)
-    daemon = ensure_daemon(LOCAL_KEY, slots=environment.slots)
+    daemon = ensure_daemon(LOCAL_KEY, slots=environment.slots, require_tier=require_tier)
     return EmbeddedClient(daemon.socket, **kwargs)
 
 

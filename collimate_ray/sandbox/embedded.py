@@ -19,13 +19,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from collimate_ray.config import daemon_environment, runtime_dir
 from collimate_ray.errors import ConfigError, InfraError, SandboxUnavailable, WireError
+from collimate_ray.sandbox.body import Json
 from collimate_ray.sandbox.client import SandboxClient
+from collimate_ray.sandbox.tier import check_tier, checked_tier
 from collimate_ray.sandbox.transport import checked_path
 
 log = logging.getLogger(__name__)
@@ -98,16 +100,20 @@ class Daemon:
     started: bool
 
 
-def ensure_daemon(key: str, *, slots: int | None = None, memory_mib: int | None = None) -> Daemon:
+def ensure_daemon(
+    key: str, *, slots: int | None = None, memory_mib: int | None = None, require_tier: str | None = None
+) -> Daemon:
     """Find the daemon of ``key``, or start it. Safe to call from many processes at once: they all get the same one.
 
     Args:
         key: Names the daemon by its first 12 characters: letters, digits, ``_`` and ``-``.
         slots: Execs in flight that a started daemon admits; its own default if None.
         memory_mib: Memory for all execs of a started daemon, MiB; its own default if None.
+        require_tier: Isolation tier that it must have at least, one of ``wire.TIERS``, or None.
 
     Raises:
-        ConfigError: The key can't name a directory, or the place for sockets is not ours.
+        ConfigError: The key can't name a directory, the place for sockets is not ours, or the daemon that is there
+            has a lower tier.
         SandboxUnavailable: The daemon is there and does not answer, it did not start within 30 s, or another process
             that is starting it is stuck.
         WireError: What listens in its place is no daemon of ours.
@@ -115,15 +121,16 @@ def ensure_daemon(key: str, *, slots: int | None = None, memory_mib: int | None 
     name = key[:KEY_CHARS]
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise ConfigError(f"key: expected letters, digits, '_' and '-', found {key!r}")
+    checked_tier(require_tier)
     path = checked_path(str(runtime_dir() / name / "serve.sock"))
     found = _probe(path)
-    if found:
-        return Daemon(path, found, False)
-    with _locked(runtime_dir() / f"{name}.lock"):
-        found = _probe(path)  # another process may have been faster
-        if found:
-            return Daemon(path, found, False)
-        return Daemon(path, _start(path, slots, memory_mib), True)
+    if not found:
+        with _locked(runtime_dir() / f"{name}.lock"):
+            found = _probe(path)  # another process may have been faster
+            if not found:
+                return Daemon(path, _start(path, slots, memory_mib, require_tier), True)
+    check_tier(found, require_tier, path)
+    return Daemon(path, found["pid"], False)
 
 
 def stop_daemon(daemon: Daemon) -> None:
@@ -132,7 +139,7 @@ def stop_daemon(daemon: Daemon) -> None:
     Raises:
         SandboxUnavailable: It is still there 10 s after it was told to kill what runs.
     """
-    if _probe(daemon.socket) != daemon.pid:
+    if _probe(daemon.socket).get("pid") != daemon.pid:
         return
     for patience_s in (DRAIN_S, 10.0):  # the daemon takes a second SIGTERM for "now"
         with contextlib.suppress(ProcessLookupError):
@@ -146,8 +153,8 @@ def stop_daemon(daemon: Daemon) -> None:
     raise SandboxUnavailable(f"daemon {daemon.pid} at {daemon.socket}: did not end on SIGTERM")
 
 
-def _probe(path: str) -> int:
-    """Give the pid of the daemon that answers at ``path``; 0 if none listens there, any more."""
+def _probe(path: str) -> Json:
+    """Give the health of the daemon that answers at ``path``; empty if none listens there, any more."""
     end = time.monotonic() + PROBE_S
     while _listened(path):
         try:
@@ -156,15 +163,15 @@ def _probe(path: str) -> int:
             if time.monotonic() > end:
                 raise
             time.sleep(_POLL_S)
-    return 0
+    return {}
 
 
-def _asked(path: str) -> int:
+def _asked(path: str) -> Json:
     with SandboxClient(unix_socket=path, timeout=PROBE_S, retries=0) as client:
-        pid = client.health().get("pid")
-    if not isinstance(pid, int):
+        health = client.health()
+    if not isinstance(health.get("pid"), int):
         raise WireError(f"{path}: what answers there is no daemon of ours: its health has no pid")
-    return pid
+    return health
 
 
 def _listened(path: str) -> bool:
@@ -221,13 +228,14 @@ def _is_named(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _start(path: str, slots: int | None, memory_mib: int | None) -> int:
+def _start(path: str, slots: int | None, memory_mib: int | None, require_tier: str | None) -> int:
     """Start a daemon and wait for its first answer; gives its pid."""
     log_path = Path(path).parent.with_suffix(".log")
     _sweep_logs(log_path.parent)
+    options = {"--slots": slots, "--memory-mib": memory_mib, "--require-tier": require_tier}
     for pause_s in _AGAIN_S:
         time.sleep(pause_s)
-        pid = _detached(_command(path, log_path, slots, memory_mib), log_path)
+        pid = _detached(_command(path, log_path, options), log_path)
         if _until(functools.partial(_answers_or_ended, path, pid), START_S) and _running(pid):
             log.info("embedded daemon %d started at %s", pid, path)
             return pid
@@ -239,7 +247,7 @@ def _start(path: str, slots: int | None, memory_mib: int | None) -> int:
 
 def _answers_or_ended(path: str, pid: int) -> bool:
     try:
-        return _probe(path) == pid or not _running(pid)
+        return _probe(path).get("pid") == pid or not _running(pid)
     except InfraError:
         return not _running(pid)
 
@@ -252,12 +260,10 @@ def _sweep_logs(folder: Path) -> None:
                 path.unlink()
 
 
-def _command(path: str, log_path: Path, slots: int | None, memory_mib: int | None) -> list[str]:
+def _command(path: str, log_path: Path, options: Mapping[str, object]) -> list[str]:
     command = [sys.executable, "-c", _SERVE, str(log_path), "serve", "--socket", path, "--linger-s", str(LINGER_S)]
-    if slots is not None:
-        command += ["--slots", str(slots)]
-    if memory_mib is not None:
-        command += ["--memory-mib", str(memory_mib)]
+    for name, value in options.items():
+        command += [] if value is None else [name, str(value)]
     return command
 
 

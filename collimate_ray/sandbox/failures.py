@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from requests.exceptions import InvalidURL
-from urllib3.exceptions import LocationValueError
-
 from collimate_ray.errors import (
+    CollimateRayError,
     ConfigError,
     SandboxAtCapacity,
     SandboxDraining,
@@ -22,7 +20,7 @@ from collimate_ray.errors import (
     SessionLost,
     WireError,
 )
-from collimate_ray.sandbox.transport import MAX_RESPONSE_BYTES, AnswerTooLarge, Reply, never_sent
+from collimate_ray.sandbox.transport import MAX_RESPONSE_BYTES, AnswerTooLarge, NeverSent, Reply
 from collimate_ray.sandbox.wire import ErrorCode
 
 #: Characters of a daemon's words that go into an error text.
@@ -33,6 +31,7 @@ _CALLERS_MISTAKE = (
     ErrorCode.TEMPLATE_ID_REQUIRED,
     ErrorCode.BAD_REQUEST,
     ErrorCode.INVALID_SEED,
+    ErrorCode.FORBIDDEN,
 )
 
 
@@ -48,7 +47,7 @@ class Failure:
         code: The refusal's ``error_code``, "" without one.
     """
 
-    error: Exception
+    error: CollimateRayError
     repeatable: bool
     cause: BaseException | None = None
     status: int = 0
@@ -65,51 +64,33 @@ def transport_failure(name: str, error: Exception, repeat: bool) -> Failure:
     """
     if isinstance(error, AnswerTooLarge):
         return Failure(WireError(f"{name}: the answer is over {MAX_RESPONSE_BYTES} bytes"), False, error)
-    if isinstance(error, InvalidURL | LocationValueError):
-        return Failure(ConfigError(f"base_url: {error}"), False, error)
-    if never_sent(error):
-        reason = _innermost(error)
-        # urllib3's own text repeats where; what the socket said is enough
-        words = _shown(reason.__cause__ or reason.__context__ or reason)
-        return Failure(SandboxUnavailable(f"{name}: {words}", None, False), True, error)
-    if any(_is_nonsense(part) for part in _nested(error)):
-        return Failure(WireError(f"{name}: broken answer: {_shown(_innermost(error))}"), repeat, error)
-    return Failure(SandboxUnavailable(f"{name}: {_shown(_innermost(error))}"), repeat, error)
-
-
-def _is_nonsense(error: BaseException) -> bool:
-    """True for bytes that are not HTTP and for a body cut short; a closed connection has an HTTPException too."""
-    return isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected)
-
-
-def _nested(error: BaseException) -> Iterator[BaseException]:
-    """Walk from a library's error to those it wraps. Not by __context__, which may be the caller's own affair."""
-    yield error
-    for part in (getattr(error, "reason", None), *error.args):
-        if isinstance(part, BaseException):
-            yield from _nested(part)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    return list(_nested(error))[-1]
+    if isinstance(error, NeverSent):
+        return Failure(SandboxUnavailable(f"{name}: {_shown(error.__cause__)}", None, False), True, error)
+    # a connection that closed before an answer is an HTTPException too, and no nonsense
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected):
+        return Failure(WireError(f"{name}: broken answer: {_shown(error)}"), repeat, error)
+    return Failure(SandboxUnavailable(f"{name}: {_shown(error)}"), repeat, error)
 
 
 def _shown(words: object) -> str:
-    # urllib3 puts its pool before its words; where it was is told already
-    text = str(words).removeprefix(f"{getattr(words, 'pool', '')}: ") or type(words).__name__
+    text = str(words) or type(words).__name__
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
 
 
 def refusal(name: str, reply: Reply, repeat: bool) -> Failure:
     """Classify an answer whose status is not 2xx; arguments as ``transport_failure``'s."""
-    told = _told(reply)
+    return told_refusal(name, reply.status, _told(reply), repeat)
+
+
+def told_refusal(name: str, status: int, told: Mapping[str, Any], repeat: bool) -> Failure:
+    """Classify a refusal by its status and its body, as ``refusal`` does."""
     code = told.get("error_code")
     code = code if isinstance(code, str) else ""
     words = _shown(told.get("error", "no reason given"))
-    text = f"{name}: {reply.status} {code}: {words}" if code else f"{name}: {reply.status}: {words}"
-    error = _refusal_error(text, reply.status, code, "error" in told)
+    text = f"{name}: {status} {code}: {words}" if code else f"{name}: {status}: {words}"
+    error = _refusal_error(text, status, code, "error" in told)
     safe = isinstance(error, SandboxDraining | SandboxAtCapacity)
-    return Failure(error, safe or (repeat and reply.status >= 500), None, reply.status, code)
+    return Failure(error, safe or (repeat and status >= 500), None, status, code)
 
 
 def _told(reply: Reply) -> dict[str, Any]:
@@ -120,17 +101,22 @@ def _told(reply: Reply) -> dict[str, Any]:
     return told if isinstance(told, dict) else {}
 
 
-def _refusal_error(text: str, status: int, code: str, explained: bool) -> Exception:
+def _refusal_error(text: str, status: int, code: str, explained: bool) -> CollimateRayError:
     if code == ErrorCode.DRAINING:
         return SandboxDraining(text)
     if code in (ErrorCode.AT_CAPACITY, ErrorCode.SESSION_BRINGUP_FAILED):
         return SandboxAtCapacity(text)
-    if code in (ErrorCode.NO_SUCH_SESSION, ErrorCode.SESSION_GONE) or status == 410:
+    if code == ErrorCode.NO_SUCH_SESSION:
+        return SessionLost(text, None, False)
+    if code == ErrorCode.SESSION_GONE or status == 410:
         return SessionLost(text)
     # 413: a body over what the daemon takes is the caller's mistake too
     if code in _CALLERS_MISTAKE or (status in (400, 413) and explained):
         return ConfigError(text)
-    return SandboxUnavailable(text) if status >= 500 else WireError(text)
+    # zygote_lost among them: the host of the session died, which is never charged to a candidate
+    if status >= 500 or code == ErrorCode.CANCELLED:
+        return SandboxUnavailable(text)
+    return WireError(text)
 
 
 def decoded(name: str, body: bytes) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 from collimate_ray.errors import CheckerError, InfraError, SessionLost, SpecError
 from collimate_ray.results import GradeResult, Verdict, infra_failure
-from collimate_ray.sandbox.client import SandboxClient, check_argument
+from collimate_ray.sandbox.body import check_argument
+from collimate_ray.sandbox.client import SandboxClient
 from collimate_ray.sandbox.wire import MAX_TIMEOUT_S, RUNNER_CALL
 from collimate_ray.seeds import fresh_seed, is_valid_seed
 from collimate_ray.spec import (
@@ -98,7 +99,7 @@ def grade_candidate(
     if not candidate.strip():
         return _no_code(spec, cases, seed, place.template)
     report, answer = _run(place, spec.request(candidate, cases), len(spec.chosen(cases)), merged, seed)
-    return _result(spec, cases, report, answer, place.template)
+    return _result(spec, cases, report, answer, seed, place.template)
 
 
 def prepare_cases(
@@ -193,7 +194,7 @@ def _no_code(spec: RewardSpec, cases: Sequence[Case], seed: str, template: str) 
 
 
 def _result(
-    spec: RewardSpec, cases: Sequence[Case], report: Report, answer: Mapping[str, Any], template: str
+    spec: RewardSpec, cases: Sequence[Case], report: Report, answer: Mapping[str, Any], seed: str, template: str
 ) -> GradeResult:
     judged = spec.judge(report, cases)
     return GradeResult(
@@ -203,8 +204,9 @@ def _result(
         total=judged.total,
         cases=judged.cases,
         evidence=dict(report.evidence),
-        seed=answer["seed"],
-        seed_ack=answer["seed_ack"],
+        seed=seed,
+        # a daemon that echoes another seed, or none, has not confirmed ours
+        seed_ack=str(answer.get("seed_ack", "no-ack")) if str(answer.get("seed")).lower() == seed.lower() else "no-ack",
         template=template,
         isolation="shared" if spec.isolation == "shared" else str(answer.get("isolation", "")),
         exit_code=answer["exit_code"],
@@ -269,7 +271,7 @@ def grade(
                 client, spec, candidate, seed=chosen, limits=limits, template=template_id, session_id=session_id
             )
         except SessionLost as error:
-            if session_id is not None and not error.admitted:
+            if session_id is not None:  # the caller's own: what it held can't be had in a fresh one
                 raise
             logger.info("session death of a candidate: %s", error)
     return session_death(spec, chosen, template_id)

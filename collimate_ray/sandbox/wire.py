@@ -23,6 +23,15 @@ class ErrorCode:
     SESSION_GONE: Final = "session_gone"
     NOT_FOUND: Final = "not_found"
     NO_SUCH_EXEC: Final = "no_such_exec"
+    #: the host of the exec's session died: it may have run, and the session is not to blame
+    ZYGOTE_LOST: Final = "zygote_lost"
+    #: for the admin socket only
+    FORBIDDEN: Final = "forbidden"
+    #: stopped when the deadline of its batch passed
+    DEADLINE: Final = "deadline"
+    CANCELLED: Final = "cancelled"
+    #: the daemon itself failed: no descriptor, no disk
+    INTERNAL: Final = "internal"
 
 
 #: HTTP status of each error code.
@@ -38,6 +47,12 @@ STATUS_OF: Final[dict[str, int]] = {
     ErrorCode.SESSION_GONE: 410,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.NO_SUCH_EXEC: 404,
+    ErrorCode.ZYGOTE_LOST: 502,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.DEADLINE: 504,
+    # nginx's number for "the client went away", the nearest there is
+    ErrorCode.CANCELLED: 499,
+    ErrorCode.INTERNAL: 500,
 }
 
 #: A POST refused with one of these left nothing behind, so it may be sent again.
@@ -52,6 +67,12 @@ DEFAULT_TIMEOUT_S: Final = 30
 #: Output kept of one exec, bytes (16 MiB).
 MAX_OUTPUT_BYTES: Final = 16 << 20
 
+#: Most execs of one batch (feature ``exec-batch``).
+MAX_BATCH: Final = 256
+
+#: Longest deadline of a batch, s: a day.
+MAX_BATCH_S: Final = 86_400.0
+
 #: Where a Collimate node mounts the session socket for its workers.
 SESSION_SOCKET: Final = "/run/collimate-session/serve.sock"
 
@@ -63,3 +84,6 @@ RUNNER_CALL: Final = "import collimate_runner; collimate_runner.main()"
 
 #: Longest path that a unix socket can be bound to, bytes (``sun_path`` is 108 with its final NUL).
 MAX_SOCKET_PATH_BYTES: Final = 107
+
+#: Tiers of isolation of the embedded daemon, weakest first (design: DESIGN.md and notes/SANDBOX.md).
+TIERS: Final = ("rlimits", "seccomp", "landlock", "userns", "full")
