@@ -69,7 +69,12 @@ def rate(client: Any, template: str, candidate: str, in_flight: int, seconds: fl
     done, began = 0, time.monotonic()
     while (spent := time.monotonic() - began) < seconds:
         batch = [candidate] * max(in_flight, 8)
-        results = collimate_rl.grade_batch(client, template, batch, spec, concurrency=in_flight)
+        try:
+            results = collimate_rl.grade_batch(client, template, batch, spec, concurrency=in_flight)
+        except collimate_rl.CollimateError:
+            if template != "py":  # the stand-in's listen backlog overflows now and then
+                raise
+            continue
         assert all(result.reward == 1.0 for result in results), results
         done += len(results)
     return done / spent

@@ -244,37 +244,38 @@ def _v2(mounts: list[_Mount], own: dict[str, str]) -> tuple[_Files, dict[str, tu
     mount = next((mount for mount in mounts if "cgroup2" in mount.options), None)
     if mount is None or "" not in own:
         raise CgroupsUnusable("cgroups: expected that cgroup2 is mounted, found that neither version is")
-    place = _v2_place(mount, _below(mount, own[""]))
-    given = (place / _SUBTREE).read_text().split()
+    place, given = _v2_place(mount, _below(mount, own[""]))
     return _V2, {kind: (mount.at, place) for kind in _CONTROLLERS if kind in given}
 
 
-def _v2_place(mount: _Mount, own: Path) -> Path:
+def _v2_place(mount: _Mount, own: Path) -> tuple[Path, list[str]]:
     """Find a group whose children have controllers: one with processes in it gives them none (but the topmost)."""
     available = (own / "cgroup.controllers").read_text().split()
     lacking = [kind for kind in _NEEDED if kind not in available]
     if lacking:
-        raise CgroupsUnusable(
-            f"cgroups: expected the controllers {' and '.join(_NEEDED)}, found no {lacking[0]} in {own}"
-        )
-    if _gives(own):
-        return own
+        found = ", ".join(available) or "none"
+        raise CgroupsUnusable(f"cgroups: expected the {lacking[0]} controller in {own}, found {found}")
+    if _enough(_given(own)):
+        return own, _given(own)
     if (own / _PROCS).read_text().split() == [str(os.getpid())]:
         _make(own / "daemon")
         _write(own / "daemon" / _PROCS, b"0")
         _enable(own, [kind for kind in _CONTROLLERS if kind in available])
-        return own
-    if own != mount.at and not _bounded(own) and _gives(own.parent):
-        return own.parent  # groups beside our own escape no limit of it
+        return own, available
+    if own != mount.at and not _bounded(own) and _enough(_given(own.parent)):
+        return own.parent, _given(own.parent)  # groups beside our own escape no limit of it
     raise CgroupsUnusable(
         f"cgroups: expected a group of the daemon's own, found {own} with other processes in it, which can't give "
         "controllers to a child; start the daemon by: systemd-run --scope -p Delegate=yes (with --user if not root)"
     )
 
 
-def _gives(path: Path) -> bool:
-    given = (path / _SUBTREE).read_text().split()
-    return all(kind in given for kind in _NEEDED)
+def _given(path: Path) -> list[str]:
+    return (path / _SUBTREE).read_text().split()
+
+
+def _enough(kinds: list[str]) -> bool:
+    return all(kind in kinds for kind in _NEEDED)
 
 
 def _bounded(path: Path) -> bool:
@@ -315,9 +316,7 @@ def _below(mount: _Mount, group: str) -> Path:
     """Give a group's directory."""
     shown = mount.root.rstrip("/")
     if group != shown and not group.startswith(shown + "/"):
-        raise CgroupsUnusable(
-            f"cgroups: expected our own group {group} at {mount.at}, found that {mount.root} is there"
-        )
+        raise CgroupsUnusable(f"cgroups: expected our own group {group} at {mount.at}, found {mount.root} there")
     return mount.at / group[len(shown) :].lstrip("/")
 
 

@@ -225,8 +225,8 @@ class _Connection(asyncio.Protocol):
         fields = "Content-Type: application/x-ndjson\r\n"
         if request.chunks:
             fields += "Transfer-Encoding: chunked\r\n"
-        keep_alive = request.keep_alive and request.chunks  # else the end of the connection is the end of the answer
-        self._transport.write(_head(status, fields, keep_alive))
+        # to a client that does not know chunks, the end of the connection is the end of the answer
+        self._transport.write(_head(status, fields, request.keep_alive))
         async with contextlib.aclosing(cast(Any, lines)):
             async for line in lines:
                 data = json.dumps(line).encode("ascii") + b"\n"
@@ -234,8 +234,6 @@ class _Connection(asyncio.Protocol):
                 await self._drained()
         if request.chunks:
             self._transport.write(b"0\r\n\r\n")
-        elif request.keep_alive:
-            self._finish()
 
     async def _drained(self) -> None:
         """Wait until the client took what was sent; cut it off if it takes too long."""
@@ -274,6 +272,7 @@ class _Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once."""
+        self._front.connections.pop(self, None)  # now: the next to be accepted must not count on the same room
         self._finish()
         self._transport.abort()
 

@@ -56,7 +56,8 @@ class Request:
         method: As it came.
         target: As it came, ASCII.
         body: All of it.
-        keep_alive: Whether the connection stays open after the answer; never for HTTP/1.0.
+        keep_alive: Whether the connection stays open after the answer; never for HTTP/1.0, nor for HEAD, whose answer
+            would have to end before its body.
         chunks: Whether the client understands a chunked answer (HTTP/1.1).
     """
 
@@ -224,7 +225,7 @@ def _read_head(text: bytes) -> _Head:
     return _Head(
         method=start[1].decode("ascii"),
         target=start[2].decode("ascii"),
-        keep_alive=is_new and b"close" not in wishes,
+        keep_alive=is_new and b"close" not in wishes and start[1] != b"HEAD",
         is_new=is_new,
         chunked=_is_chunked(fields, is_new),
         length=_length(fields.get(b"content-length")),
@@ -265,7 +266,7 @@ def _is_chunked(fields: dict[bytes, bytes], is_new: bool) -> bool:
 def _length(value: bytes | None) -> int:
     if value is None:
         return 0
-    if not (value.isdigit() and value.isascii()):
+    if not value.isdigit():
         raise Unfit(400, f"not HTTP/1.1: Content-Length: expected digits, found {value[:20]!r}")
     # more than twelve digits are too many whatever they say, and int() balks at thousands
     if len(value) > 12 or int(value) > MAX_BODY_BYTES:
