@@ -1,6 +1,7 @@
 """Birth and death of the daemon: addresses, drain, linger, crash, and nothing left behind."""
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -212,3 +213,17 @@ def test_isolation_does_not_depend_on_where_the_socket_is(tmp_path):
             with Daemon(socket=f"{top}/d/serve.sock") as daemon:
                 found.append(daemon.call("GET", "/v1/health")[1]["isolation"])
         assert found[0] == found[1]
+
+
+def test_nobody_needs_to_read_its_log(tmp_path):
+    with Daemon(socket=str(tmp_path / "serve.sock"), verbose=True) as daemon:
+        log = daemon.process.stderr.fileno()
+        fcntl.fcntl(log, fcntl.F_SETPIPE_SZ, 4096)
+        for _ in range(60):
+            assert daemon.run(command="true")["status"] == "ok"
+        lines = os.read(log, 1 << 16).decode().splitlines()
+        assert len(lines) < 60
+        assert all(" event=exec.ended id=" in line and " status=ok " in line for line in lines), lines
+        assert daemon.run(command="true")["status"] == "ok"
+        assert " event=exec.ended id=" in os.read(log, 1 << 16).decode()
+        daemon.stop()

@@ -123,6 +123,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tier", choices=TIERS[::-1], help="enter this tier of isolation and no other")
     parser.add_argument("--require-tier", choices=TIERS[::-1], help="refuse to serve below this tier")
     parser.add_argument("--allow-unsafe", action="store_true", help="serve in the tiers seccomp and rlimits too")
+    parser.add_argument("--verbose", action="store_true", help="a log line for each session and exec")
 
 
 def _add_doctor(parser: argparse.ArgumentParser) -> None:

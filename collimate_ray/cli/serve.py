@@ -33,6 +33,7 @@ def run_serve(args: argparse.Namespace) -> int:
         "require_tier": args.require_tier or environment.require_tier,
         "max_landlock_abi": environment.max_landlock_abi,
         "allow_unsafe": args.allow_unsafe,
+        "verbose": args.verbose,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
     host = args.host or ("127.0.0.1" if args.port is not None else None)

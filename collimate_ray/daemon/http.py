@@ -34,6 +34,8 @@ _MOST_CONNECTIONS = 16_384
 _LINGER_S = 2.0
 #: Connections that wait to be accepted: a group's worth of clients arrives at once.
 _BACKLOG = 1024
+#: How many of them are taken at a time. Without a descriptor left, asyncio tries, and logs, so often before it pauses.
+_ACCEPTED_AT_ONCE = 8
 
 #: method, target, body, whether it came by the admin socket -> status and JSON-able body, or lines of them
 Handler = Callable[[str, str, bytes, bool], Awaitable[tuple[int, Any]]]
@@ -68,9 +70,10 @@ class Front:
         """
         loop = asyncio.get_running_loop()
         factory = functools.partial(_Connection, self, admin)
-        if listener.family == socket.AF_UNIX:
-            return await loop.create_unix_server(factory, sock=listener, backlog=_BACKLOG)
-        return await loop.create_server(factory, sock=listener, backlog=_BACKLOG)
+        create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+        server = await create(factory, sock=listener, backlog=_ACCEPTED_AT_ONCE)
+        listener.listen(_BACKLOG)
+        return server
 
     async def close(self) -> None:
         """End every connection; requests that are being answered are cut off."""
@@ -84,9 +87,10 @@ class Front:
         """Close a connection that nobody uses if there are too many; False if all are used."""
         if len(self.connections) < self.most_connections:
             return True
-        idle = next((connection for connection in self.connections if connection.task is None), None)
-        if idle is not None:
-            idle.cut()
+        idle = next((one for one in self.connections if one.task is None and one.is_open), None)
+        # there are others without a task only if they were refused: those were told by now
+        for connection in [one for one in self.connections if one.task is None] if idle is None else [idle]:
+            connection.cut()
         return idle is not None
 
 
@@ -100,7 +104,8 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         #: answers the request that was read, or None
         self.task: asyncio.Task[None] | None = None
-        self._open = True
+        #: requests are still taken from it
+        self.is_open = True
         self._held = 0
         self._deadline: asyncio.TimerHandle | None = None
         #: set while the transport takes no more
@@ -116,7 +121,7 @@ class _Connection(asyncio.Protocol):
             self._refuse(Unfit(503, "at capacity: too many connections"), ErrorCode.AT_CAPACITY)
 
     def data_received(self, data: bytes) -> None:
-        if not self._open:
+        if not self.is_open:
             return
         self._parser.feed(data)
         self._hold(len(data))
@@ -149,7 +154,7 @@ class _Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Begin the next request, if it is there."""
-        if not self._open:
+        if not self.is_open:
             return
         try:
             request = self._parser.next()
@@ -184,7 +189,7 @@ class _Connection(asyncio.Protocol):
         if not task.cancelled() and task.exception() is not None:
             _log.error("http event=bug error=%r", task.exception(), exc_info=task.exception())
             self.cut()
-        elif self._open:
+        elif self.is_open:
             self._transport.resume_reading()
             self._advance()
 
@@ -203,7 +208,7 @@ class _Connection(asyncio.Protocol):
         try:
             status, payload = await self._front.handler(request.method, request.target, request.body, self._admin)
         except asyncio.CancelledError:
-            if not self._open:
+            if not self.is_open:
                 raise
             # somebody cancelled the work, not the connection
             code = ErrorCode.CANCELLED
@@ -250,7 +255,7 @@ class _Connection(asyncio.Protocol):
         data = json.dumps({"error": unfit.message, "error_code": code}).encode("ascii")
         fields = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
         self._transport.write(_head(unfit.status, fields, keep_alive=False) + data)
-        self._open = False
+        self.is_open = False
         self._wait_no_more()
         self._transport.write_eof()
         self._loop.call_later(_LINGER_S, self._transport.abort)
@@ -259,9 +264,9 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         """Close after what was written; a request that is being answered is cancelled."""
-        if not self._open:
+        if not self.is_open:
             return
-        self._open = False
+        self.is_open = False
         self._wait_no_more()
         if self.task is not None and self.task is not asyncio.current_task(self._loop):
             self.task.cancel()
@@ -272,7 +277,6 @@ class _Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once."""
-        self._front.connections.pop(self, None)  # now: the next to be accepted must not count on the same room
         self._finish()
         self._transport.abort()
 

@@ -7,8 +7,34 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import select
+import sys
+
+#: What a pipe that can be written takes at once, and whole (pipe(7)).
+_PIPE_BYTES = 4096
 
 _log = logging.getLogger("collimate_ray.daemon")
+
+
+class _Unhurried(logging.Handler):
+    """Writes to stderr, and drops what nobody is there to read: a full pipe must not hold up the daemon."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record).encode("utf-8", "backslashreplace")[: _PIPE_BYTES - 1] + b"\n"
+        poll = select.poll()
+        try:
+            poll.register(sys.stderr.fileno(), select.POLLOUT)
+            if any(event & select.POLLOUT for _, event in poll.poll(0)):
+                os.write(sys.stderr.fileno(), line)
+        except (OSError, ValueError):  # closed, or its reader has gone
+            return
+
+
+def to_stderr(verbose: bool) -> None:
+    """Send this process's log lines to stderr: warnings and what is worse, or all."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(name)s: %(message)s", handlers=[_Unhurried()], force=True)
 
 
 def note(event: str, level: int = logging.INFO, **fields: object) -> None:

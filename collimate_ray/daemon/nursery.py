@@ -108,7 +108,7 @@ class Nursery:
         if self._closing:
             return
         for _ in range(self._wanted - len(self.zygotes)):
-            self._spawn(self._add_zygote())
+            self._spawn(self._replace())
         self._refill()
 
     async def take(self) -> Cell:
@@ -164,9 +164,11 @@ class Nursery:
             self._spawn(self._replace())
 
     async def _replace(self) -> None:
-        while not self._closing and len(self.zygotes) < self._wanted:
+        """Add one zygote, for one that is not there: several may be lost, and come, at a time."""
+        while not self._closing:
             try:
                 await self._add_zygote()
+                break
             except BringupFailed as error:
                 _log.error("template=%s no new zygote: %s; tried again in %g s", self.name, error, self._pause_s)
                 await asyncio.sleep(self._pause_s)
@@ -174,7 +176,7 @@ class Nursery:
         self._refill()
 
     def _refill(self) -> None:
-        if self._closing:
+        if self._closing or not self.zygotes:  # the next zygote refills it
             return
         for _ in range(self._target - len(self._parked) - self._coming):
             self._coming += 1

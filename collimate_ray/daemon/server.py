@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from collimate_ray.config import runtime_dir
+from collimate_ray.daemon import logs
 from collimate_ray.daemon.cgroups import Cgroups, CgroupsUnusable
 from collimate_ray.daemon.home import Home
 from collimate_ray.daemon.http import Front
@@ -58,6 +59,7 @@ def serve(config: DaemonConfig) -> int:
         ConfigError: A field is wrong, the address is taken, or no exec can run on this machine.
     """
     config.check()
+    logs.to_stderr(config.verbose)
     return asyncio.run(_Daemon(config).run())
 
 

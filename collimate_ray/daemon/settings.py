@@ -47,6 +47,7 @@ class DaemonConfig:
         allow_unsafe: Serve in the tiers ``seccomp`` and ``rlimits`` too.
         max_landlock_abi: Take the kernel's Landlock for one of this age, at least 0; None: as it is.
         cgroups: Use cgroups where they can be used.
+        verbose: Log each session and exec, not only what went wrong.
     """
 
     socket: str | None = None
@@ -64,6 +65,7 @@ class DaemonConfig:
     allow_unsafe: bool = False
     max_landlock_abi: int | None = None
     cgroups: bool = True
+    verbose: bool = False
 
     def check(self) -> None:
         """Check all fields.

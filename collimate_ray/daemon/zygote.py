@@ -114,6 +114,8 @@ class Zygote:
         except asyncio.TimeoutError:
             self.close()
             raise BringupFailed(f"a zygote was not warm within {_START_S:g} s") from None
+        if self.lost:  # between its word and here: nobody knew it, so nobody was told
+            raise BringupFailed(f"the zygote ended when it was warm: {self.tail()}")
 
     async def fork(self, order: dict[str, Any], fds: Sequence[int]) -> tuple[int, Forked]:
         """Order a session.
