@@ -98,13 +98,41 @@ def f():
     assert grade_candidate(embedded, spec, hunt, seed=DET_SEED).verdict is Verdict.PASSED
 
 
-def test_the_seed_pins_draws(client):
-    spec = spec_from_dict(asserting("assert 0 <= f() < 1", "f"))
-    drawing = UnitTestReward([{"input": [], "expected": 0.5}], "f")
-    code = "import random\ndef f(): return random.random()"
-    shown = {grade_candidate(client, drawing, code, seed=DET_SEED).cases[0].got for _ in range(2)}
-    assert len(shown) == 1
-    assert grade_candidate(client, spec, code, seed=DET_SEED).reward == 1.0
+DRAWS = """import os, random, secrets, uuid, numpy
+drawn = [random.random(), random.Random().random(), os.urandom(8).hex(), secrets.token_hex(8), uuid.uuid4().hex]
+drawn += [float(numpy.random.rand()), float(numpy.random.default_rng().random())]
+"""
+DRAWING = {
+    "unit_tests": (f"def f():\n    exec({DRAWS!r}, globals())\n    return drawn", {"input": [], "expected": 0}),
+    "stdin_stdout": (f"{DRAWS}print(*drawn)", {"stdin": "", "stdout": "x"}),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWING)
+def test_the_seed_pins_draws_wherever_it_runs(plain, embedded, kind):
+    code, test = DRAWING[kind]
+    spec = spec_from_dict({"kind": kind, "tests": [test] * 2, **({"entry": "f"} if kind == "unit_tests" else {})})
+
+    def drawn(client, seed):
+        result = grade_candidate(client, spec, code, seed=seed)
+        assert result.verdict is Verdict.FAILED
+        return [case.got for case in result.cases]
+
+    first, other = drawn(plain, DET_SEED), drawn(plain, "ab" * 32)
+    assert first == drawn(plain, DET_SEED) == drawn(embedded, DET_SEED)
+    values, others = (text[0].strip("[]").replace(",", " ").split() for text in (first, other))
+    assert len(values) == len(others) == 7
+    assert all(a != b for a, b in zip(values, others, strict=True))
+
+
+def test_the_seed_pins_what_test_code_draws(client):
+    test = f"{DRAWS}assert f(repr(drawn))"
+    spec = spec_from_dict(asserting(test, "f"))
+    shown = "def f(drawn): raise ValueError(drawn)"
+    first, again, other = (
+        grade_candidate(client, spec, shown, seed=seed).cases[0].got for seed in (DET_SEED, DET_SEED, "ab" * 32)
+    )
+    assert first == again != other
 
 
 def test_a_specs_memory_limit_reaches_the_candidate(embedded):

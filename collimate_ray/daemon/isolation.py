@@ -6,6 +6,7 @@ CAP_SYS_ADMIN), ``userns``, ``landlock``, ``seccomp``, ``rlimits``. Source: note
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -107,24 +108,31 @@ class Fence:
         parts = ["rlimits", "no-new-privs", "no-capabilities", *_PARTS[self.tier]]
         parts += ["own-uid"] if self.own_uids else []
         parts += ["seccomp"] if self.tier != "rlimits" else []
-        if self.tier == "landlock" or (self.namespaces and self.landlock_abi >= _SCOPING_ABI):
-            parts.append(f"landlock-{self.landlock_abi}")
+        parts += [f"landlock-{self._abi_in_force}"] if self._abi_in_force else []
         return (*parts, "proc" if self.proc else "no-proc", *self.cgroups)
+
+    @property
+    def _abi_in_force(self) -> int:
+        """Landlock's, 0 where it is not used: in namespaces its scopes are all that it adds."""
+        used = self.tier == "landlock" or (self.namespaces and self.landlock_abi >= _SCOPING_ABI)
+        return self.landlock_abi if used else 0
 
     def setup(self) -> dict[str, Any]:
         """Give this fence's part of a zygote's set-up."""
-        scoped = self.landlock_abi >= _SCOPING_ABI
-        abi = self.landlock_abi if self.tier == "landlock" or (self.namespaces and scoped) else 0
-        return {"tier": self.tier, "namespaces": self.namespaces, "landlock_abi": abi, **self._filters(scoped)}
+        own = {"tier": self.tier, "namespaces": self.namespaces, "landlock_abi": self._abi_in_force}
+        return {**own, **self._filters()}
 
-    def _filters(self, scoped: bool) -> dict[str, str]:
+    def _filters(self) -> dict[str, str]:
         """Give the filter of candidates, and that of the runner's keeper, which signals its candidates."""
         if self.tier == "rlimits":
             return {"filter": "", "keeper_filter": ""}
-        unix = scoped and self.tier != "seccomp"
-        keeper = seccomp.build(unix_sockets=unix)
-        own = keeper if scoped or self.namespaces else seccomp.build(unix_sockets=unix, own_signals_only=True)
-        return {"filter": own.hex(), "keeper_filter": keeper.hex()}
+        scoped = self._abi_in_force >= _SCOPING_ABI
+        # sockets that have a path are seen where files are: scopes hide only those without one
+        build = functools.partial(
+            seccomp.build, unix_sockets=scoped and self.namespaces, own_files_only=self.tier == "landlock"
+        )
+        own = build(own_signals_only=not scoped and not self.namespaces)
+        return {"filter": own.hex(), "keeper_filter": build().hex()}
 
 
 #: Makes a zygote, not started, that has no template's modules: fence, and what to call when it dies.

@@ -7,6 +7,7 @@ functions only. Must not decide who is fenced in. Sources: prctl(2), capabilitie
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import resource
 import stat
@@ -247,15 +248,32 @@ def set_limits(
     """
     _lower(resource.RLIMIT_CORE, 0)
     if memory_mib is not None:
-        with open("/proc/self/statm") as statm:
-            mapped = int(statm.read().split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, mapped + (memory_mib << 20))
+        _lower(resource.RLIMIT_AS, _mapped() + (memory_mib << 20))
     if processes is not None and own_uid:
         _lower(resource.RLIMIT_NPROC, processes)
     if files is not None:
         _lower(resource.RLIMIT_NOFILE, files)
     if file_mib is not None:
         _lower(resource.RLIMIT_FSIZE, file_mib << 20)
+
+
+def _mapped() -> int:
+    """Give the bytes that are mapped; without ``/proc`` by trial: the least limit for one page more."""
+    if os.path.exists("/proc/self/statm"):
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[0]) * mmap.PAGESIZE
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    low, high = 0, 1 << 47 if hard == resource.RLIM_INFINITY else hard
+    while high - low > 1 << 20:
+        middle = (low + high) // 2
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (middle, hard))
+            mmap.mmap(-1, mmap.PAGESIZE).close()
+            high = middle
+        except (OSError, MemoryError):  # or the interpreter's own
+            low = middle
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return high
 
 
 def _lower(which: int, value: int) -> None:

@@ -18,6 +18,8 @@ from . import syscalls
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 _ERRNO = 0x00050000
 EPERM, EACCES, ENOSYS = _ERRNO | errno.EPERM, _ERRNO | errno.EACCES, _ERRNO | errno.ENOSYS
+#: The call is not made, and says that it was.
+IDLE = _ERRNO
 
 #: BPF: load a word of the call's description; AND; jump if equal, if at least, always; return.
 _LD, _AND, _JEQ, _JGE, _JA, _RET = 0x20, 0x54, 0x15, 0x35, 0x05, 0x06
@@ -34,16 +36,34 @@ _PID_BYTES = struct.pack("=I", PID)
 _X32 = 0x40000000
 
 _WORD = 0xFFFFFFFF
-#: CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}.
-_CLONE_NEW = 0x7E020000
+#: CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}; CLONE_PARENT, which makes a sibling whom nobody expects.
+_CLONE_NEW, _CLONE_PARENT = 0x7E020000, 0x00008000
+#: Pages of the machine's reserve, which no memory limit counts: mmap's flag, memfd_create's.
+_MAP_HUGETLB, _MFD_HUGETLB = 0x00040000, 0x0004
+#: Merged pages tell by the time of a write whether another process has the same.
+_MADV_MERGEABLE = 12
 _AF_UNIX, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE_MASK = 1, 1, 5, 0xF
 _S_IFMT, _S_IFIFO = 0o170000, 0o010000
-#: TIOCSTI and TIOCLINUX type into a terminal, TIOCSETD loads drivers.
-_TERMINAL_IOCTLS = (0x5412, 0x541C, 0x5423)
-#: FIOSETOWN, SIOCSPGRP: whom the kernel signals when a socket is ready.
-_OWNER_IOCTLS = (0x8901, 0x8902)
-#: F_SETOWN, F_SETSIG, F_SETOWN_EX: the same for every file.
+#: What programs ask of any file, pipe or socket: TCGETS, TCSETS{,W,F}, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD,
+#: FIONBIO, TIOCGSID, FIO{N,}CLEX, FIOASYNC, FIOQSIZE, SIOCATMARK, FICLONE, TCGETS2. Not: what types into a terminal,
+#: chooses whom to signal, or is a file system's or driver's own.
+_IOCTLS: Tuple[int, ...] = (0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5429, 0x5450)
+_IOCTLS += (0x5451, 0x5452, 0x5460, 0x8905, 0x40049409, 0x802C542A)
+#: F_SETLEASE holds up others who open the file, for 45 s; F_NOTIFY tells what they do.
+_OTHERS_FCNTLS = (1024, 1026)
+#: F_SETOWN, F_SETSIG, F_SETOWN_EX: whom the kernel signals when a file is ready.
 _OWNER_FCNTLS = (8, 10, 15)
+#: SO_ATTACH_{FILTER,BPF,REUSEPORT_CBPF,REUSEPORT_EBPF}: programs that the kernel compiles and runs.
+_SOCKET_PROGRAMS = (26, 50, 51, 52)
+#: O_TRUNC with the access modes that do not ask to write: "read only", and 3, "neither".
+_ACCESS_AND_TRUNC, _STRAY_TRUNCS = 0o1003, (0o1000, 0o1003)
+#: Calls that change or watch what they name, and that Landlock lets through to all files of the caller's user.
+_STRAY = (
+    "chown fchown lchown fchownat setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr "
+    "removexattrat inotify_add_watch truncate"
+).split()
+#: The same, which honest programs make along with a copy: they do nothing, and say that it is well.
+_IDLE = "chmod fchmod fchmodat fchmodat2 utime utimes futimesat utimensat".split()
 #: PR_ options that neither change nor tell anything beyond the caller: pdeathsig, dumpable, keepcaps, name, seccomp,
 #: capbset, tsc, securebits (reading), timer slack, subreaper, no_new_privs, tid address, huge pages, ambient set,
 #: vectors, speculation (reading), pointer keys, tagged addresses, write-xor-execute, names of mappings, auxv.
@@ -75,16 +95,22 @@ def _not(arg: int, values: Sequence[int]) -> Check:
     return Check(arg, _WORD, values, EPERM, ALLOW)
 
 
-def _rules(unix_sockets: bool, own_signals_only: bool) -> Dict[str, Action]:
+def _rules(unix_sockets: bool, own_signals_only: bool, own_files_only: bool) -> Dict[str, Action]:
     """Give what is decided for calls that are not simply allowed."""
     rules: Dict[str, Action] = {
-        "clone": _only(0, (0,), mask=_CLONE_NEW),
+        "clone": _only(0, (0,), mask=_CLONE_NEW | _CLONE_PARENT),
         "clone3": ENOSYS,  # its flags lie in memory, which no filter reads; libc falls back to clone
         "personality": _only(0, (_PERSONALITY_QUERY,)),
         "mknod": _only(1, (_S_IFIFO,), mask=_S_IFMT),
         "mknodat": _only(2, (_S_IFIFO,), mask=_S_IFMT),
-        "ioctl": _not(1, _TERMINAL_IOCTLS),
+        "ioctl": _only(1, _IOCTLS),
+        "fcntl": _not(1, _OTHERS_FCNTLS + (_OWNER_FCNTLS if own_signals_only else ())),
         "prctl": _only(0, _PRCTLS),
+        "seccomp": _only(1, (0,)),  # no listeners, who would answer for the kernel
+        "mmap": _only(3, (0,), mask=_MAP_HUGETLB),
+        "memfd_create": _only(1, (0,), mask=_MFD_HUGETLB),
+        "madvise": _not(2, (_MADV_MERGEABLE,)),
+        "setsockopt": _not(2, _SOCKET_PROGRAMS),
     }
     # without a uid and a pid namespace of its own a session could take the daemon's limits, cores and priority
     own = _only(0, (0, PID))
@@ -94,6 +120,7 @@ def _rules(unix_sockets: bool, own_signals_only: bool) -> Dict[str, Action]:
     rules["ioprio_set"] = Check(0, _WORD, (_IOPRIO_WHO_PROCESS,), _only(1, (0, PID)), EPERM)
     rules.update(_socket_rules(unix_sockets))
     rules.update(_signal_rules() if own_signals_only else {})
+    rules.update(_file_rules() if own_files_only else {})
     return rules
 
 
@@ -111,16 +138,29 @@ def _signal_rules() -> Dict[str, Action]:
     own = _only(0, (PID,))
     rules: Dict[str, Action] = dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), own)
     rules.update(pidfd_open=EPERM, pidfd_send_signal=EPERM)
-    rules.update(fcntl=_not(1, _OWNER_FCNTLS), ioctl=_not(1, _TERMINAL_IOCTLS + _OWNER_IOCTLS))
     return rules
 
 
-def build(*, unix_sockets: bool, own_signals_only: bool = False, machine: str = "") -> bytes:
+def _file_rules() -> Dict[str, Action]:
+    rules: Dict[str, Action] = {**dict.fromkeys(_STRAY, EPERM), **dict.fromkeys(_IDLE, IDLE)}
+    # before its third version Landlock also lets through who empties a file without asking to write it
+    for name, arg in (("open", 1), ("openat", 2)):
+        rules[name] = Check(arg, _ACCESS_AND_TRUNC, _STRAY_TRUNCS, EPERM, ALLOW)
+    rules["openat2"] = ENOSYS  # its flags lie in memory
+    return rules
+
+
+def build(
+    *, unix_sockets: bool, own_signals_only: bool = False, own_files_only: bool = False, machine: str = ""
+) -> bytes:
     """Make the filter.
 
     Args:
         unix_sockets: Allow AF_UNIX sockets. Otherwise there are connected pairs only, that reach nobody else.
         own_signals_only: Allow signals to the installing process only, not even to its children.
+        own_files_only: Refuse to change owner and attributes of files, to watch them, and to empty one without opening
+            it for writing; changes of mode and times have no effect. Where others' files have the caller's user, only
+            Landlock stands before them, and it knows nothing of these.
         machine: As ``uname`` names it; "": this one.
 
     Returns:
@@ -132,7 +172,7 @@ def build(*, unix_sockets: bool, own_signals_only: bool = False, machine: str = 
     machine = machine or os.uname().machine
     if machine not in syscalls.MACHINES:
         raise OSError(errno.ENOSYS, "no table of system calls for %s" % machine)
-    rules = _rules(unix_sockets, own_signals_only)
+    rules = _rules(unix_sockets, own_signals_only, own_files_only)
     program = [_step(_LD, _AT_ARCH), _step(_JEQ, syscalls.ARCHES[machine], 1), _step(_RET, KILL)]
     return b"".join([*program, _step(_LD, _AT_NUMBER), *_tree(_segments(rules, machine))])
 

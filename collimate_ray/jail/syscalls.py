@@ -23,11 +23,11 @@ readlinkat 267 78; chmod 90 -; fchmod 91 52; fchmodat 268 53; fchmodat2 452 452;
 lchown 94 -; fchownat 260 54; umask 95 166; utime 132 -; utimes 235 -; futimesat 261 -; utimensat 280 88;
 statfs 137 43; fstatfs 138 44; newfstatat 262 79; statx 332 291; openat 257 56; openat2 437 437; faccessat 269 48;
 faccessat2 439 439; preadv 295 69; pwritev 296 70; preadv2 327 286; pwritev2 328 287; fallocate 285 47;
-fadvise64 221 223; readahead 187 213; sync_file_range 277 84; splice 275 76; tee 276 77; copy_file_range 326 285;
+fadvise64 221 223; readahead 187 213; sync_file_range 277 84; splice 275 76; copy_file_range 326 285;
 close_range 436 436; ioctl 16 29; mknod 133 -; mknodat 259 33; setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7;
 getxattr 191 8; lgetxattr 192 9; fgetxattr 193 10; listxattr 194 11; llistxattr 195 12; flistxattr 196 13;
 removexattr 197 14; lremovexattr 198 15; fremovexattr 199 16; setxattrat 463 463; getxattrat 464 464;
-listxattrat 465 465; removexattrat 466 466; file_getattr 468 468; file_setattr 469 469; inotify_init 253 -;
+listxattrat 465 465; removexattrat 466 466; inotify_init 253 -;
 inotify_init1 294 26; inotify_add_watch 254 27; inotify_rm_watch 255 28; memfd_create 319 279;
 # memory
 mmap 9 222; mprotect 10 226; munmap 11 215; brk 12 214; mremap 25 216; msync 26 227; madvise 28 233; mlock 149 228;

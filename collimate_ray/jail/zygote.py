@@ -20,7 +20,15 @@ import time
 from typing import Any, Dict, List
 
 from . import kernel, rootfs, session
-from .process import become_subreaper, child_pids, die_with_parent, interpreter_dirs, send_signal, signal_tree
+from .process import (
+    become_subreaper,
+    child_pids,
+    die_with_parent,
+    harden_keeper,
+    interpreter_dirs,
+    send_signal,
+    signal_tree,
+)
 
 #: Name under which candidates' runner is preloaded (``code`` of a request that calls it names it).
 _RUNNER = "collimate_runner"
@@ -66,6 +74,8 @@ def _settle(setup: Dict[str, Any]) -> None:
         rootfs.enter(setup["root"], setup["read"])
         kernel.sethostname(b"sandbox")
         os.chdir("/")
+    else:
+        harden_keeper()  # its sessions may have its user and see it
 
 
 def preload(setup: Dict[str, Any]) -> None:

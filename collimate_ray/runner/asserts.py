@@ -12,6 +12,7 @@ import faulthandler
 import signal
 from typing import Any
 
+from collimate_ray.jail.pins import pin
 from collimate_ray.runner.channel import TimeUp
 from collimate_ray.runner.peer import FOREIGN, TEST_MODULE
 from collimate_ray.runner.runs import Runs, Talk, failure
@@ -63,6 +64,7 @@ def _shared(request: dict[str, Any], talk: Talk, tree: ast.Module) -> dict[str, 
 
 def _separate(request: dict[str, Any], talk: Talk, tree: ast.Module) -> dict[str, Any]:
     names = TestNames(talk)
+    pin(request["seed"])  # inputs that a test draws; the keeper draws nothing that is secret
     faulthandler.dump_traceback_later(talk.clock.wall_s + _STUCK_S, exit=True, file=2)
     signal.signal(signal.SIGALRM, _ring_for(talk))
     signal.setitimer(signal.ITIMER_REAL, talk.clock.wall_s)

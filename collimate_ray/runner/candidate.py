@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import sys
 import types
 from typing import Any
@@ -18,14 +17,6 @@ from collimate_ray.runner.peer import OBJECT_OPS, Peer
 
 #: The name under which a candidate's module is registered: pickle and dataclasses look it up.
 _MODULE = "candidate"
-
-
-def seed_generators(seed: str) -> None:
-    """Pin ``random`` (and numpy's legacy generator where it is loaded) for honest code."""
-    random.seed(int(seed, 16))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(int(seed[:8], 16))
 
 
 def load_source(namespace: dict[str, Any], source: str, path: str) -> None:
@@ -41,11 +32,10 @@ class Loaded:
         self.names = self.module.__dict__
         self.entry = ""
 
-    def prepare(self, prelude: str, seed: str) -> None:
-        """Pin the generators and run the spec's own prelude."""
+    def prepare(self, prelude: str) -> None:
+        """Run the spec's own prelude."""
         sys.modules[_MODULE] = sys.modules["__main__"] = self.module
         sys.path.insert(0, os.getcwd())  # a process that it spawns imports it again
-        seed_generators(seed)
         load_source(self.names, prelude, "prelude.py")
 
     def load(self, source: str, entry: str) -> bool:

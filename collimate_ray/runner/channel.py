@@ -116,7 +116,8 @@ class Stopwatch:
     intervals, the longest wait of any task of the tree counts in each: tasks wait side by side, and ones that end take
     their account with them. The wall time is bounded too, as a guard. Source: ``/proc/<pid>/task/<tid>/schedstat``.
     CPU time bounds it from below: what all tasks used, divided among the cores, is never less than their own time, so
-    that tasks made only to wait gain nothing.
+    that tasks made only to wait gain nothing. Where there is no ``/proc``, or the kernel does not tell who waited, the
+    process's CPU time stands for its own, at most the wall time: sleep and children then end at the wall's guard only.
 
     Args:
         pid: The process.
@@ -137,6 +138,7 @@ class Stopwatch:
         self._seen: dict[str, tuple[int, int]] = {}
         self._looked = 0.0
         self._up_at = 0.0
+        self._told = os.path.exists("/proc/self/schedstat")
 
     @classmethod
     def running(cls, pid: int, wall_s: float) -> "Stopwatch":
@@ -189,9 +191,12 @@ class Stopwatch:
 
     def left(self) -> float:
         """Seconds of own or wall time that are left; 0 or less: the time is up."""
-        began = self._began[0] if self._began else time.monotonic()
-        wall = self.wall + time.monotonic() - began
-        own = max(wall - self._waited, self._used / _CORES)
+        now, cpu = time.monotonic(), self.cpu
+        began = self._began[0] if self._began else now
+        wall = self.wall + now - began
+        if self._began and not self._told:
+            cpu += max(0.0, cpu_seconds(self.pid) - self._began[1])
+        own = max(wall - self._waited, self._used / _CORES) if self._told else min(wall, cpu)
         return min(self.time_s - own, self.wall_s - wall)
 
 

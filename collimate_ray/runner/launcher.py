@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from collimate_ray.jail.pins import pin
 from collimate_ray.jail.process import (
     become_subreaper,
     die_with_parent,
@@ -113,6 +114,7 @@ def _become_candidate(order: dict[str, Any], fds: list[int]) -> None:
     for fence in FENCES:
         fence()
     os.closerange(len(fds), _TOP_FD)
+    pin(order["seed"])  # here, not in what it was forked from: each begins anew, whatever was forked before it
     if order["mode"] == "program":
         run_program(note_fd=3)
     serve_candidate(3, 4)

@@ -36,6 +36,7 @@ class Runs:
         self.evidence: dict[str, int] = {}
         self.rss_kib = 0
         self._launcher = launcher
+        self._seed: str = request["seed"]
         self._uid = uid
         self._top = top
         total = self.limits.get("total_time_s")
@@ -63,7 +64,7 @@ class Runs:
                 os.chown(path, self._uid, self._uid)
         order = {name: self.limits[name] for name in ("memory_mib", "processes", "files", "file_mib")}
         own_uid = "COLLIMATE_CANDIDATE_UID" in os.environ
-        order.update(mode=mode, dir=directory, uid=self._uid, own_uid=own_uid)
+        order.update(mode=mode, dir=directory, seed=self._seed, uid=self._uid, own_uid=own_uid)
         send_order(self._launcher, order, fds)
         answer = self._hear()
         if "pid" not in answer:
@@ -201,7 +202,7 @@ class Talk:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run prelude and candidate; give the record of it."""
         self.renew()
-        record = self.ask("prepare", [request["prelude"], request["seed"]])
+        record = self.ask("prepare", [request["prelude"]])
         if record["s"] != "ok":  # no candidate's code has run yet
             return {"s": "prelude", "exc": record.get("exc", ["", record["s"], ""])}
         self.renew()

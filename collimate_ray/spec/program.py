@@ -20,6 +20,7 @@ _ORDER = (
     "jsontext",
     "values",
     "jail/process",
+    "jail/pins",
     "runner/channel",
     "runner/peer",
     "runner/candidate",
