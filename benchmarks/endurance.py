@@ -256,11 +256,11 @@ def _of_sessions(folder: str) -> int:
 
 
 def is_at_rest(health: Mapping[str, Any]) -> bool:
-    """Tell whether nothing runs and the pools are full (``daemon/warm.py`` has their sizes)."""
-    slots = health["slots"]
-    full = (min(16, slots), min(len(os.sched_getaffinity(0)), slots))
-    pools = [(each["parked"], each["zygotes"]) for each in health["template_details"].values()]
-    return not health["running"] and not health["queued"] and not health["sessions"] and pools == [full] * len(pools)
+    """Tell whether nothing runs and the pools are full."""
+    zygotes = min(len(os.sched_getaffinity(0)), health["slots"])
+    templates = health["template_details"].values()
+    is_full = all(each["zygotes"] == zygotes and each["parked"] == each["to_park"] for each in templates)
+    return is_full and not health["running"] and not health["queued"] and not health["sessions"]
 
 
 def settle(socket: str, census: Census, before: Counts | None) -> Counts:

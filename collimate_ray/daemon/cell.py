@@ -36,18 +36,29 @@ class Cell:
         uid: Its own uid, or None.
         place: Its directories, where it has no file system of its own.
         group: Its cgroup, or None.
+        once: It gets one exec, whose process is there already, beside an idle first one.
     """
 
-    def __init__(self, zygote: Zygote, slot: int, uid: int | None, place: Place | None, group: Group | None) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        slot: int,
+        uid: int | None,
+        place: Place | None,
+        group: Group | None,
+        *,
+        once: bool = False,
+    ) -> None:
         self.zygote, self.slot, self.uid, self.place, self.group = zygote, slot, uid, place, group
+        self.once = once
         self._loop = asyncio.get_running_loop()
         self.parked: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.began: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.ended: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.began_at = 0.0
         self.gone = False
-        #: it gets one exec only
-        self.once = False
+        #: nobody asks it for another exec
+        self.is_last = False
         #: an exec of it was told to end: the word may arrive after that exec's end
         self.was_stopped = False
         self._forked: Forked | None = None
@@ -56,7 +67,7 @@ class Cell:
 
     @property
     def pid(self) -> int:
-        """The session's first process."""
+        """The session's first process, or its only exec's."""
         return self._forked.pid if self._forked else 0
 
     @property
@@ -72,7 +83,7 @@ class Cell:
         """
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sock.setblocking(False)
-        order: dict[str, Any] = {"uid": self.uid, "work": None, "tmp": None}
+        order: dict[str, Any] = {"uid": self.uid, "work": None, "tmp": None, "once": self.once}
         if self.place is not None:
             order.update(work=str(self.place.work), tmp=str(self.place.tmp))
         joins = self.group.join_fds if self.group else []
@@ -85,6 +96,8 @@ class Cell:
         finally:
             theirs.close()
         self._loop.add_reader(self._sock, self._on_message)
+        if self.once:
+            self.zygote.when_ended(self._number, self._on_ended, self._lose)
         try:
             await asyncio.wait_for(asyncio.shield(self.parked), _PARK_S)
         except (CellLost, asyncio.TimeoutError) as error:
@@ -107,9 +120,9 @@ class Cell:
             raise self._loss() from None
 
     def stop(self) -> None:
-        """End the exec that runs; the session lives on."""
+        """End the exec that runs; the session lives on if there may be another."""
         self.was_stopped = True
-        self._signal(STOP)
+        self._signal(signal.SIGKILL if self.once else STOP)
 
     def kill(self) -> None:
         """End the session and all that is in it."""
@@ -140,7 +153,9 @@ class Cell:
             return
         except OSError:
             message = None
-        if message is None:
+        if message is None and self.once:  # an exec keeps no line to the daemon; its end is the zygote's to tell
+            self._loop.remove_reader(self._sock)
+        elif message is None:
             self._lose()
         elif "parked" in message:
             _settle(self.parked, message)
@@ -151,7 +166,7 @@ class Cell:
             self._on_ended(message)
 
     def _on_ended(self, message: dict[str, Any]) -> None:
-        if not self.once:
+        if not self.is_last and not self.once:
             self._signal(AGAIN)
         if self._busy:  # else it was a parked process that ended
             self._busy = False

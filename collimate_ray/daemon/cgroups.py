@@ -4,8 +4,9 @@ One group for each number of a session, made at its first use and kept open for 
 not move a process but this one, and that only where it is alone in its group. Sources: the kernel's
 ``admin-guide/cgroup-v1/memory.rst`` and ``admin-guide/cgroup-v2.rst``, cgroups(7). Layout::
 
-    <own group>/collimate-<name>/<slot>          version 1, in the tree of each controller
+    <own group>/collimate-<name>/<slot>                   version 1, in the tree of each controller
     <own group or its parent>/collimate-<name>/<slot>     version 2
+    <the same>/warm                                       zygotes, and what they fork until it joins its slot's group
 
 The living daemon holds a lock on ``collimate-<name>``: who gets it finds a dead one's.
 """
@@ -51,18 +52,25 @@ class _Files:
         version: 1 or 2.
         memory: Limits, the narrower before the wider.
         events: Counts what was killed for memory.
-        cpu: The share of the processor, and what it is set to: of 1024 or 100, which everybody else's group has.
+        cpu: The share of the processor, what it is set to for the daemon's sessions together, of 1024 or 100, which
+            everybody else's group has, and for zygotes among them.
     """
 
     version: int
     memory: tuple[str, ...]
     events: str
-    cpu: tuple[str, bytes]
+    cpu: tuple[str, bytes, bytes]
 
 
-#: 64 of 1024 (design: Ray), and as much of 100.
-_V1 = _Files(1, ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), "memory.oom_control", ("cpu.shares", b"64"))
-_V2 = _Files(2, ("memory.max",), "memory.events", ("cpu.weight", b"6"))
+#: 64 of 1024 (design: Ray), and as much of 100; eight slots' share for zygotes, whom all slots wait for.
+_V1 = _Files(
+    1,
+    ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),
+    "memory.oom_control",
+    ("cpu.shares", b"64", b"8192"),
+)
+_V2 = _Files(2, ("memory.max",), "memory.events", ("cpu.weight", b"6", b"800"))
+_WARM = "warm"
 _PIDS_MAX, _PROCS, _SUBTREE, _KILL = "pids.max", "cgroup.procs", "cgroup.subtree_control", "cgroup.kill"
 #: In the order in which their trees are filled; they are emptied from the last on, so that forks end first.
 _CONTROLLERS = ("memory", "cpu", "pids")
@@ -160,6 +168,8 @@ class Cgroups:
     def __init__(self, files: _Files, tops: dict[str, Path], lock: int) -> None:
         self._files, self._tops, self._lock = files, tops, lock
         self._groups: dict[int, Group] = {}
+        #: open for writing: a zygote joins by writing ``0`` to each
+        self.warm_fds: list[int] = []
 
     @classmethod
     def open(cls, name: str, root: Path = Path("/")) -> Cgroups:
@@ -191,7 +201,7 @@ class Cgroups:
             if files is _V2:
                 _enable(tops["memory"], tops)
             if "cpu" in tops:
-                _write(tops["cpu"] / files.cpu[0], files.cpu[1])
+                cgroups._share(tops["cpu"])
             cgroups.group(0).set(1, 1)  # a limit that can't be set is found now
         except OSError:
             cgroups.close()
@@ -202,6 +212,14 @@ class Cgroups:
     def parts(self) -> tuple[str, ...]:
         """Short names of what is in force, for health."""
         return tuple(f"cgroup{self._files.version}-{kind}" for kind in self._tops)
+
+    def _share(self, top: Path) -> None:
+        """Let all have a small share of the processor, and zygotes the most of that."""
+        name, of_all, of_warm = self._files.cpu
+        _write(top / name, of_all)
+        _make(top / _WARM)
+        _write(top / _WARM / name, of_warm)
+        self.warm_fds.append(os.open(top / _WARM / _PROCS, os.O_WRONLY | os.O_CLOEXEC))
 
     def group(self, slot: int) -> Group:
         """Give the group of a slot; the same object each time.
@@ -221,6 +239,8 @@ class Cgroups:
         for group in self._groups.values():
             group.close()
         self._groups.clear()
+        while self.warm_fds:
+            os.close(self.warm_fds.pop())
         for top in reversed(self._distinct()):  # the one with the lock goes last
             _remove(top)
         os.close(self._lock)

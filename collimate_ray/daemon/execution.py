@@ -72,6 +72,7 @@ class Execution:
             ended = time.monotonic()
             self._drain()
             self._check_begun()
+            self._check_not_killed(seen)
             return self._outcome(seen, started, ended)
         except OSError as error:
             raise BringupFailed(f"the exec can't be started: {error.strerror}") from error
@@ -106,6 +107,11 @@ class Execution:
         if not self._has_begun() and not self._stopped:
             self.cell.kill()
             raise BringupFailed(f"the exec's fence can't be built: {self._tail()[:300]}")
+
+    def _check_not_killed(self, seen: dict[str, Any]) -> None:
+        """The end of an exec whose session was killed from outside tells nothing of it."""
+        if seen.get("killed") and not self._stopped:
+            raise CellLost("the session was killed", False)
 
     def stop(self, why: str) -> None:
         """End it; the first reason counts.

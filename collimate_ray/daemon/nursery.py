@@ -49,6 +49,14 @@ class Slots:
         heapq.heappush(self._free, slot)
 
 
+class _Pool:
+    """Parked sessions of one kind, the number that there should be, and that of those to come."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.coming = target, 0
+        self.cells: deque[Cell] = deque()
+
+
 class Nursery:
     """Sessions of one template, ready to be taken.
 
@@ -59,7 +67,8 @@ class Nursery:
         slots: Shared by all templates.
         cgroups: Shared too, or None.
         zygotes: How many to keep, at least 1.
-        parked: How many sessions to keep ready, at least 1.
+        parked: How many sessions for one exec to keep ready, at least 1.
+        parked_sessions: The same, for several execs, where the zygotes make a difference.
     """
 
     def __init__(
@@ -72,13 +81,15 @@ class Nursery:
         *,
         zygotes: int,
         parked: int,
+        parked_sessions: int,
     ) -> None:
         self.name = name
         self._make, self._home, self._slots, self._cgroups = make, home, slots, cgroups
-        self._wanted, self._target = zygotes, parked
+        self._wanted = zygotes
         self.zygotes: list[Zygote] = []
-        self._parked: deque[Cell] = deque()
-        self._coming = 0
+        #: by whether they are for one exec only
+        self._pools = {False: _Pool(parked)}
+        self._parked_sessions = parked_sessions
         self._turn = itertools.count()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -92,7 +103,12 @@ class Nursery:
     @property
     def parked(self) -> int:
         """Sessions that wait to be taken."""
-        return len(self._parked)
+        return sum(len(pool.cells) for pool in self._pools.values())
+
+    @property
+    def to_park(self) -> int:
+        """How many there should be."""
+        return sum(pool.target for pool in self._pools.values())
 
     async def start(self) -> None:
         """Start the first zygote; the others and the pool come by themselves.
@@ -101,7 +117,10 @@ class Nursery:
             BringupFailed: It did not come up, or can't fork a session.
         """
         await self._add_zygote()
-        self._parked.append(await self._fork())
+        if self.zygotes[0].ready.result()["once"]:
+            self._pools = {True: self._pools[False], False: _Pool(self._parked_sessions)}
+        for once, pool in self._pools.items():
+            pool.cells.append(await self._fork(once))
 
     def fill(self) -> None:
         """Bring zygotes and pool to their numbers, beside other work."""
@@ -111,19 +130,24 @@ class Nursery:
             self._spawn(self._replace())
         self._refill()
 
-    async def take(self) -> Cell:
+    async def take(self, *, once: bool) -> Cell:
         """Take a parked session, or fork one.
+
+        Args:
+            once: It is for one exec of code.
 
         Raises:
             BringupFailed: None can be forked.
         """
+        once = once and once in self._pools
+        cells = self._pools[once].cells
         try:
-            while self._parked:
-                cell = self._parked.popleft()
+            while cells:
+                cell = cells.popleft()
                 if not cell.gone:
                     return cell
                 self.retire(cell)
-            return await self._fork()
+            return await self._fork(once)
         finally:
             self._refill()
 
@@ -134,13 +158,17 @@ class Nursery:
     async def close(self) -> None:
         """End everything."""
         self._closing = True
-        for cell in self._parked:
-            self.retire(cell)
-        self._parked.clear()
+        for pool in self._pools.values():
+            self._retire_all(pool, list(pool.cells))
         while self._tasks:
             await asyncio.wait(self._tasks)
         for zygote in self.zygotes:
             zygote.close()
+
+    def _retire_all(self, pool: _Pool, cells: list[Cell]) -> None:
+        for cell in cells:
+            pool.cells.remove(cell)
+            self.retire(cell)
 
     async def _add_zygote(self) -> None:
         zygote = self._make(self._on_lost)
@@ -157,9 +185,8 @@ class Nursery:
             return
         self.zygotes.remove(zygote)
         _log.warning("template=%s zygote=%d died: %s; replaced", self.name, zygote.pid, zygote.tail())
-        for cell in [cell for cell in self._parked if cell.zygote is zygote]:
-            self._parked.remove(cell)
-            self.retire(cell)
+        for pool in self._pools.values():
+            self._retire_all(pool, [cell for cell in pool.cells if cell.zygote is zygote])
         if not self._closing:
             self._spawn(self._replace())
 
@@ -178,28 +205,29 @@ class Nursery:
     def _refill(self) -> None:
         if self._closing or not self.zygotes:  # the next zygote refills it
             return
-        for _ in range(self._target - len(self._parked) - self._coming):
-            self._coming += 1
-            self._spawn(self._park())
+        for once, pool in self._pools.items():
+            for _ in range(pool.target - len(pool.cells) - pool.coming):
+                pool.coming += 1
+                self._spawn(self._park(once, pool))
 
-    async def _park(self) -> None:
+    async def _park(self, once: bool, pool: _Pool) -> None:
         try:
-            cell = await self._fork()
+            cell = await self._fork(once)
         except BringupFailed as error:
             _log.warning("template=%s no session parked: %s", self.name, error)
             return
         finally:
-            self._coming -= 1
-        self._parked.append(cell)
+            pool.coming -= 1
+        pool.cells.append(cell)
 
-    async def _fork(self) -> Cell:
+    async def _fork(self, once: bool) -> Cell:
         if not self.zygotes:
             raise BringupFailed("its zygote died, the next is not warm yet")
         zygote = self.zygotes[next(self._turn) % len(self.zygotes)]
         slot = self._slots.take()
         cell: Cell | None = None
         try:
-            cell = self._make_cell(zygote, slot)
+            cell = self._make_cell(zygote, slot, once)
             await cell.open()
         except (BringupFailed, asyncio.CancelledError):
             if cell is None:
@@ -210,13 +238,13 @@ class Nursery:
         self.facts = self.facts or cell.parked.result()
         return cell
 
-    def _make_cell(self, zygote: Zygote, slot: int) -> Cell:
+    def _make_cell(self, zygote: Zygote, slot: int, once: bool) -> Cell:
         uid = self._home.uid_of(slot)
         try:
             place = None if self._home.namespaces else self._home.make_place(f"s{next(self._names)}-{slot}", uid)
         except OSError as error:
             raise BringupFailed(f"the session's directory can't be made: {error.strerror}") from error
-        return Cell(zygote, slot, uid, place, self._cgroups.group(slot) if self._cgroups else None)
+        return Cell(zygote, slot, uid, place, self._cgroups.group(slot) if self._cgroups else None, once=once)
 
     async def _end(self, cell: Cell) -> None:
         await cell.close()

@@ -91,23 +91,23 @@ class Table:
 
     # sessions
 
-    async def create(self, template_id: str, owner: str | None, *, once: bool = False) -> Session:
-        """Make a session; ``once``: for one exec, not listed.
+    async def create(self, template_id: str, owner: str | None, *, only: ExecRequest | None = None) -> Session:
+        """Make a session; ``only``: for this exec alone, not listed.
 
         Raises:
             Refusal: ``draining`` or ``session_bringup_failed``.
         """
         self.gate.check_open()
         started = time.monotonic()
-        name = f"{_ONCE if once else 'sess_'}{secrets.token_hex(8)}"
-        nursery = self.warm.nursery(template_id)
+        name = f"{_ONCE if only else 'sess_'}{secrets.token_hex(8)}"
+        nursery, template = self.warm.nursery(template_id), self.warm.template(template_id)
         try:
-            cell = await nursery.take()
+            cell = await nursery.take(once=only is not None and only.kind != "command" and not template.command)
         except BringupFailed as error:
             raise Refusal(ErrorCode.SESSION_BRINGUP_FAILED, str(error)) from error
-        cell.once = once
+        cell.is_last = only is not None
         spent_ms = round((time.monotonic() - started) * 1e3, 3)
-        session = Session(name, template_id, owner, self.warm.template(template_id), cell, spent_ms)
+        session = Session(name, template_id, owner, template, cell, spent_ms)
         self.sessions[name] = session
         return session
 
@@ -175,7 +175,7 @@ class Table:
         with self._claim(request.exec_id):
             ticket = await self.gate.enter(request.memory_mib)
             try:
-                return await self._run_and_end(await self.create(template_id, owner, once=True), request)
+                return await self._run_and_end(await self.create(template_id, owner, only=request), request)
             finally:
                 self.gate.leave(ticket)
 

@@ -27,6 +27,8 @@ from collimate_ray.spec import runner_source
 _NICE = 10
 #: Most sessions that wait parked for one template: each holds a few MiB.
 _MOST_PARKED = 16
+#: The same, of those that can have several execs, where there are both kinds.
+_MOST_PARKED_SESSIONS = 4
 #: A trial exec may take so long, s.
 _TRIAL_S = 60.0
 _MODULES = "\nimport sys as _sys\nprint()\nprint(*sorted(_sys.modules))"
@@ -113,6 +115,7 @@ class Warm:
                 self._cgroups,
                 zygotes=zygotes,
                 parked=min(_MOST_PARKED, self._slots),
+                parked_sessions=min(_MOST_PARKED_SESSIONS, self._slots),
             )
             self.nurseries[name] = nursery
             try:
@@ -142,6 +145,7 @@ class Warm:
             name: {
                 "zygotes": len(nursery.zygotes),
                 "parked": nursery.parked,
+                "to_park": nursery.to_park,
                 "bare_fork_ms": nursery.bare_fork_ms,
                 "not_preloaded": self.not_preloaded.get(name, []),
             }
@@ -163,9 +167,10 @@ class Warm:
     def _maker(self, template: Template) -> Callable[[Callable[[Zygote], None]], Zygote]:
         python = template.python or sys.executable
         env = environment(python, self._home, template.environment)
+        joins = self._cgroups.warm_fds if self._cgroups else ()
 
         def make(on_lost: Callable[[Zygote], None]) -> Zygote:
-            return Zygote(python, _setup(self._home, self._fence, template), env, on_lost)
+            return Zygote(python, _setup(self._home, self._fence, template), env, on_lost, joins)
 
         return make
 
@@ -183,7 +188,7 @@ class Warm:
     async def _trial(self, template: Template, nursery: Nursery, text: str) -> str:
         """Run trusted code in a session; give the last line of its output."""
         request = ExecRequest("trial", "code", text, "0" * 64, timeout_s=_TRIAL_S)
-        cell = await nursery.take()
+        cell = await nursery.take(once=not template.command)
         try:
             outcome = await Execution(request, cell, template.command or ()).run()
         finally:

@@ -43,7 +43,13 @@ _SAID = 8192
 
 @dataclass(frozen=True)
 class Forked:
-    """A session that was forked: its pid as the daemon sees it, a descriptor of it, and how long the fork took, ms."""
+    """A session that was forked.
+
+    Attributes:
+        pid: As the daemon sees it: of its first process, or of its only exec if that has none above it.
+        pidfd: A descriptor of its first process.
+        fork_ms: How long the fork took, ms.
+    """
 
     pid: int
     pidfd: int
@@ -58,16 +64,24 @@ class Zygote:
         setup: What ``jail/zygote.py`` reads.
         environment: Its whole environment, and its sessions'.
         on_lost: Called once when it died by itself.
+        joins: Files of cgroups that it joins.
     """
 
     def __init__(
-        self, python: str, setup: dict[str, Any], environment: dict[str, str], on_lost: Callable[[Zygote], None]
+        self,
+        python: str,
+        setup: dict[str, Any],
+        environment: dict[str, str],
+        on_lost: Callable[[Zygote], None],
+        joins: Sequence[int] = (),
     ) -> None:
         self._python, self._setup, self._environment, self._on_lost = python, setup, environment, on_lost
+        self._joins = tuple(joins)
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._forks: dict[int, asyncio.Future[Forked]] = {}
         self._ends: dict[int, asyncio.Future[None]] = {}
+        self._on_result: dict[int, Callable[[dict[str, Any]], None]] = {}
         self._said = bytearray()
         self._closing = False
         self.lost = False
@@ -83,7 +97,7 @@ class Zygote:
         """
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        setup_fd = memory_file(json.dumps({**self._setup, "parent": os.getpid()}).encode("ascii"))
+        setup_fd = memory_file(json.dumps({**self._setup, "parent": os.getpid(), "joins": self._joins}).encode("ascii"))
         self._talk, talk_write = os.pipe()
         os.set_blocking(self._talk, False)
         command = [self._python, "-s", "-B", "-X", "utf8", "-c", _BOOT, str(_JAIL_DIR)]
@@ -96,7 +110,7 @@ class Zygote:
                 stderr=talk_write,
                 cwd="/",
                 env=self._environment,
-                pass_fds=(theirs.fileno(), setup_fd),
+                pass_fds=(theirs.fileno(), setup_fd, *self._joins),
                 start_new_session=True,
             )
         except OSError as error:
@@ -145,23 +159,25 @@ class Zygote:
         finally:
             self._forks.pop(number, None)
 
+    def when_ended(self, number: int, on_result: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
+        """Call back with how a session's only exec ended, and when nothing of it lives or the zygote is gone."""
+        self._on_result[number] = on_result
+        self._ends[number].add_done_callback(lambda _: on_end())
+
     async def ended(self, number: int) -> None:
-        """Wait until nothing of a session lives."""
+        """Wait until nothing of a session lives, and forget it."""
         future = self._ends.get(number)
         if future is not None:
             await asyncio.shield(future)
             self._ends.pop(number, None)
+            self._on_result.pop(number, None)
 
     def is_lost(self) -> bool:
         """Tell whether it died, even if the loop has not noticed yet."""
         if self.lost:
             return True
-        try:
-            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        # not by its socket, which processes that share its descriptors hold a little longer
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def close(self) -> None:
         """End it; its sessions end with it."""
@@ -183,8 +199,11 @@ class Zygote:
             self._on_forked(message, fds)
         elif "failed" in message:
             self._settle(self._forks.get(message["failed"]), BringupFailed(message["error"]))
-        elif message["ended"] in self._ends and not self._ends[message["ended"]].done():
-            self._ends[message["ended"]].set_result(None)
+        elif "result" in message:
+            if message["result"] in self._on_result:
+                self._on_result[message["result"]](message)
+        elif message["gone"] in self._ends and not self._ends[message["gone"]].done():
+            self._ends[message["gone"]].set_result(None)
 
     def _on_forked(self, message: dict[str, Any], fds: list[int]) -> None:
         future = self._forks.get(message["forked"])

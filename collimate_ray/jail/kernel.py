@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import ctypes
 import json
+import mmap
 import os
 import socket
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -64,6 +65,27 @@ def fork_into(flags: int) -> int:
     return _check(_LOCKED.syscall(_CLONE, ctypes.c_ulong(flags | _SIGCHLD), None, None, None, None), "clone")
 
 
+def clone(start: int, stack_end: int, flags: int) -> int:
+    """Start a process that runs what stands at ``start``, on a stack of its own, and give its pid."""
+    argument = ctypes.c_void_p(None)
+    return _check(
+        _LOCKED.clone(ctypes.c_void_p(start), ctypes.c_void_p(stack_end), ctypes.c_int(flags), argument), "clone"
+    )
+
+
+def setns(pidfd: int, kind: int) -> None:
+    """Enter a namespace of a process, or choose it for the next children (Linux 5.8)."""
+    _check(_LIBC.setns(ctypes.c_int(pidfd), ctypes.c_int(kind)), "setns")
+
+
+def make_executable(page: mmap.mmap) -> int:
+    """Let what stands in a mapped page be run, and not be changed; give its address."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    protection = ctypes.c_int(mmap.PROT_READ | mmap.PROT_EXEC)
+    _check(_LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(page)), protection), "mprotect")
+    return address
+
+
 def sethostname(name: bytes) -> None:
     """Name the machine, in a UTS namespace."""
     _check(_LIBC.sethostname(name, ctypes.c_size_t(len(name))), "sethostname")
@@ -74,15 +96,33 @@ def open_pidfd(pid: int) -> int:
     return _check(_LOCKED.syscall(_PIDFD_OPEN, ctypes.c_int(pid), ctypes.c_uint(0)), "pidfd_open")
 
 
+class Mount:
+    """A mount to be made later: what a forked child need not work out itself, it does not copy pages for."""
+
+    def __init__(self, source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+        source_, target_, kind_, options_ = (
+            ctypes.c_char_p(os.fsencode(text)) for text in (source, target, kind, options)
+        )
+        self._arguments = (source_, target_, kind_, ctypes.c_ulong(flags), options_)
+        self._target = target
+
+    def make(self) -> None:
+        """Mount.
+
+        Raises:
+            OSError: With the target in its text.
+        """
+        if _LIBC.mount(*self._arguments) != 0:
+            _check(-1, "mount on %s" % self._target)
+
+
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """Mount.
 
     Raises:
         OSError: With the target in its text.
     """
-    texts = [os.fsencode(text) for text in (source, target, kind)]
-    result = _LIBC.mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), os.fsencode(options))
-    _check(result, "mount on %s" % target)
+    Mount(source, target, kind, flags, options).make()
 
 
 def bind(source: str, target: str, flags: int) -> None:

@@ -35,7 +35,7 @@ def harden_keeper() -> None:
 
 
 def set_dumpable() -> None:
-    """Make this process dumpable again, so that its own ``/proc/self`` works after a change of uid."""
+    """Make this process dumpable again: its own ``/proc/self`` then works after a change of uid."""
     _prctl(_PR_SET_DUMPABLE, 1)
 
 
@@ -52,7 +52,7 @@ def become_subreaper() -> None:
 def sweep_children(spare: int = 0) -> None:
     """Kill and reap all below this process (a subreaper, else its children only) until nothing is left.
 
-    Where there is no ``/proc``, all else in a session's own pid namespace goes; nothing where it is not a session's.
+    Without ``/proc``, all else in a session's own pid namespace goes, and nothing in another.
 
     Args:
         spare: A child that is left alone, or 0.
@@ -142,7 +142,7 @@ def child_pids(parent: int) -> list[int]:
     try:
         for task in os.listdir("/proc/%d/task" % parent):
             with open("/proc/%d/task/%s/children" % (parent, task)) as listing:
-                found.extend(int(pid) for pid in listing.read().split())
+                found.extend(map(int, listing.read().split()))
     except OSError:  # the process or the thread just ended, or the kernel lacks CONFIG_PROC_CHILDREN
         me = os.getpid()
         if not os.path.exists("/proc/%d/task/%d/children" % (me, me)):
@@ -169,9 +169,10 @@ def no_new_privs() -> None:
 
 
 def _empty_bounding_set() -> None:
+    # EPERM: CAP_SETPCAP is gone, and whoever dropped it did this first; EINVAL: past the last one
     for cap in range(64):
-        # EINVAL past the kernel's last capability, EPERM without CAP_SETPCAP: then there is nothing to drop
-        _LIBC.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(cap), 0, 0, 0)
+        if _LIBC.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(cap), 0, 0, 0) != 0:
+            return
 
 
 def drop_capabilities() -> None:
@@ -183,17 +184,14 @@ def drop_capabilities() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def keep_capabilities() -> None:
-    """Drop every capability but those that make another process another user, own its files, and kill it.
-
-    Without any capability there is nothing to drop, and nothing happens.
-    """
+def keep_capabilities(more: int = 0) -> None:
+    """Drop every capability but those that make another process another user, own its files, and kill it."""
     _empty_bounding_set()
     header = (ctypes.c_uint32 * 2)(_CAPS_VERSION_3, 0)
     # lower words of effective, permitted, inheritable, then the upper ones
     data = (ctypes.c_uint32 * 6)()
     _LIBC.capget(header, data)
-    kept = data[1] & _KEPT_CAPABILITIES
+    kept = data[1] & (_KEPT_CAPABILITIES | more)
     if _LIBC.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
 
@@ -259,9 +257,13 @@ def set_limits(
 
 def _mapped() -> int:
     """Give the bytes that are mapped; without ``/proc`` by trial: the least limit for one page more."""
-    if os.path.exists("/proc/self/statm"):
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[0]) * mmap.PAGESIZE
+    try:
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        pages = int(os.read(statm, 64).split()[0])
+        os.close(statm)
+        return pages * mmap.PAGESIZE
+    except FileNotFoundError:
+        pass
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     low, high = 0, 1 << 47 if hard == resource.RLIM_INFINITY else hard
     while high - low > 1 << 20:

@@ -26,7 +26,7 @@ _WRITTEN = {
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "shm": "/tmp"}
 #: Where a session works and what its /tmp is, in a private file system.
-BOX, WORK = "/box", "/box/work"
+BOX, WORK, _TMP = "/box", "/box/work", "/box/tmp"
 _READ_ONLY = MS_RDONLY | MS_NOSUID
 
 
@@ -116,38 +116,53 @@ def _fill_dev(dev: str) -> None:
         os.symlink(target, os.path.join(dev, name))
 
 
-def mount_session(uid: int, disk_mib: int, inodes: int, read: List[str]) -> bool:
-    """Mount what is a session's own: its work directory and /tmp, bounded together, and its /proc.
+class Box:
+    """What each session mounts as its own: its work directory and /tmp, bounded together, and its /proc.
+
+    Made by the zygote, before any session.
 
     Args:
-        uid: Owner of the work directory, and its group.
         disk_mib: Bytes of all its files together, MiB.
         inodes: Number of all its files together.
         read: What ``enter`` got: what lies below /tmp is covered by the session's own, so it is bound again.
-
-    Returns:
-        Whether there is a /proc: a container that masks parts of it allows no fresh one without root.
     """
-    handles = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in read if path.startswith("/tmp/")]
-    options = "mode=755,size=%dm,nr_inodes=%d" % (disk_mib, inodes)
-    kernel.mount("box", BOX, "tmpfs", MS_NOSUID | MS_NODEV, options)
-    os.mkdir(WORK, 0o700)
-    os.chown(WORK, uid, uid)
-    os.mkdir(BOX + "/tmp")
-    os.chmod(BOX + "/tmp", 0o1777)
-    kernel.mount(BOX + "/tmp", "/tmp", "", MS_BIND)
-    for path, handle in handles:
-        os.makedirs(path, mode=0o755, exist_ok=True)
-        kernel.mount("/proc/self/fd/%d" % handle, path, "", MS_BIND)  # read-only as the mount that it shows again
-        os.close(handle)
-    return _mount_proc()
 
+    def __init__(self, disk_mib: int, inodes: int, read: List[str]) -> None:
+        options = "mode=755,size=%dm,nr_inodes=%d" % (disk_mib, inodes)
+        self._files = kernel.Mount("box", BOX, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        self._tmp = kernel.Mount(_TMP, "/tmp", "", MS_BIND)
+        flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
+        self._proc = kernel.Mount("proc", "/proc", "proc", flags)
+        self._no_proc = kernel.Mount("none", "/proc", "tmpfs", flags, "mode=555,size=4k")
+        self._covered = [path for path in read if path.startswith("/tmp/")]
 
-def _mount_proc() -> bool:
-    try:
-        kernel.mount("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    except OSError:
-        # what is visible there is the machine's own: an empty one hides it
-        kernel.mount("none", "/proc", "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "mode=555,size=4k")
-        return False
-    return True
+    def mount(self, uid: int) -> bool:
+        """Mount it all, in a session's own namespace.
+
+        Args:
+            uid: Owner of the work directory, and its group.
+
+        Returns:
+            Whether there is a /proc: a container that masks parts of it allows no fresh one without root.
+        """
+        handles = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in self._covered]
+        self._files.make()
+        os.mkdir(WORK, 0o700)
+        os.chown(WORK, uid, uid)
+        os.mkdir(_TMP)
+        os.chmod(_TMP, 0o1777)
+        self._tmp.make()
+        for path, handle in handles:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+            # read-only as the mount that it shows again
+            kernel.mount("/proc/self/fd/%d" % handle, path, "", MS_BIND)
+            os.close(handle)
+        return self._mount_proc()
+
+    def _mount_proc(self) -> bool:
+        try:
+            self._proc.make()
+        except OSError:
+            self._no_proc.make()  # what is visible there is the machine's own: an empty one hides it
+            return False
+        return True

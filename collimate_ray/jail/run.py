@@ -66,11 +66,13 @@ def park(sock: socket.socket, place: Place) -> None:
     made = [] if place.namespaces or kind == "runner" else _make_in_tmp(request.get("files", []))
     _restrict(place, kind == "runner", made)
     pins = [] if kind in ("command", "argv") else pin(header["seed"])
-    os.environ.update(HOME=place.work, TMPDIR=place.tmp, COLLIMATE_SEED=header["seed"])
+    if not place.namespaces:  # else the zygote's are everybody's
+        os.environ.update(HOME=place.work, TMPDIR=place.tmp)
+    os.environ["COLLIMATE_SEED"] = header["seed"]
     for fd in fds:
         os.close(fd)
     kernel.send(sock, {"began": True, "pins": pins, "made": made})
-    sock.close()
+    os.close(sock.detach())
     _write_files(request.get("files", []), place, kind)
     gc.enable()
     if kind == "runner":

@@ -49,10 +49,9 @@ _S_IFMT, _S_IFIFO = 0o170000, 0o010000
 #: chooses whom to signal, or is a file system's or driver's own.
 _IOCTLS: Tuple[int, ...] = (0x5401, 0x5402, 0x5403, 0x5404, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5429, 0x5450)
 _IOCTLS += (0x5451, 0x5452, 0x5460, 0x8905, 0x40049409, 0x802C542A)
-#: F_SETLEASE holds up others who open the file, for 45 s; F_NOTIFY tells what they do.
-_OTHERS_FCNTLS = (1024, 1026)
-#: F_SETOWN, F_SETSIG, F_SETOWN_EX: whom the kernel signals when a file is ready.
-_OWNER_FCNTLS = (8, 10, 15)
+#: F_SETLEASE holds up others who open the file, for 45 s; F_NOTIFY tells what they do; F_SETOWN, F_SETSIG, F_SETOWN_EX:
+#: whom the kernel signals when a file is ready, and those signals reach a pid namespace's first process too.
+_OTHERS_FCNTLS = (1024, 1026, 8, 10, 15)
 #: SO_ATTACH_{FILTER,BPF,REUSEPORT_CBPF,REUSEPORT_EBPF}: programs that the kernel compiles and runs.
 _SOCKET_PROGRAMS = (26, 50, 51, 52)
 #: O_TRUNC with the access modes that do not ask to write: "read only", and 3, "neither".
@@ -70,6 +69,8 @@ _IDLE = "chmod fchmod fchmodat fchmodat2 utime utimes futimesat utimensat".split
 #: Not: mm, ptracer, setting of speculation, core scheduling, page merging, dispatch.
 _PRCTLS: Tuple[int, ...] = (1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 24, 25, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47)
 _PRCTLS += (50, 51, 52, 54, 55, 56, 63, 64, 65, 66, 0x53564D41, 0x41555856)
+#: The strict mode kills who makes another call by SIGKILL, as only the machine does otherwise.
+_PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _PERSONALITY_QUERY = 0xFFFFFFFF
 
@@ -104,8 +105,8 @@ def _rules(unix_sockets: bool, own_signals_only: bool, own_files_only: bool) -> 
         "mknod": _only(1, (_S_IFIFO,), mask=_S_IFMT),
         "mknodat": _only(2, (_S_IFIFO,), mask=_S_IFMT),
         "ioctl": _only(1, _IOCTLS),
-        "fcntl": _not(1, _OTHERS_FCNTLS + (_OWNER_FCNTLS if own_signals_only else ())),
-        "prctl": _only(0, _PRCTLS),
+        "fcntl": _not(1, _OTHERS_FCNTLS),
+        "prctl": Check(0, _WORD, (_PR_SET_SECCOMP,), _only(1, (_MODE_FILTER,)), _only(0, _PRCTLS)),
         "seccomp": _only(1, (0,)),  # no listeners, who would answer for the kernel
         "mmap": _only(3, (0,), mask=_MAP_HUGETLB),
         "memfd_create": _only(1, (0,), mask=_MFD_HUGETLB),
@@ -221,7 +222,7 @@ class _Program(ctypes.Structure):
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SECCOMP = syscalls.number("seccomp")
-_SET_MODE_FILTER, _PR_SET_SECCOMP, _MODE_FILTER = 1, 22, 2
+_SET_MODE_FILTER = 1
 
 
 def install(program: bytes, pid: Optional[int] = None) -> None:

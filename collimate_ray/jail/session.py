@@ -2,7 +2,9 @@
 
 In the tiers with namespaces it is pid 1 of the session's own pid namespace: what it forks ends with it, whatever
 happens. In the others it is a subreaper. It never reads a request: the exec's process does, and the daemon's words
-reach this one as signals. Must not run a candidate's code. Sources: pid_namespaces(7), prctl(2).
+reach this one as signals. Must not run a candidate's code. A session for one exec only can do without it, where another
+keeps the pid namespace (``idle.py``): then the exec's process builds its fence itself. Sources: pid_namespaces(7),
+prctl(2).
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ import signal
 import socket
 from typing import Any, Dict, List, Optional
 
-from . import kernel, rootfs, run
+from . import kernel, run
 from .process import become_subreaper, die_with_parent, harden_keeper, keep_capabilities, send_signal, signal_tree
 
 #: The daemon's words: "end the exec that runs", and "there may be another one".
 STOP, AGAIN = signal.SIGUSR1, signal.SIGUSR2
 
 _ZYGOTE_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-_SESSION_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+#: Those of a session, but for the pid namespace.
+BESIDE = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 #: The zygote's user in its own user namespace, where it has one: any but 0, which programs take for all-powerful.
 _MAPPED = 65533
 
@@ -48,7 +51,7 @@ def flags(setup: Dict[str, Any]) -> int:
     """Give the namespaces that a session is forked into."""
     if not setup["namespaces"]:
         return 0
-    return _SESSION_NAMESPACES | (kernel.CLONE_NEWUSER if setup["tier"] == "userns" else 0)
+    return BESIDE | kernel.CLONE_NEWPID | (kernel.CLONE_NEWUSER if setup["tier"] == "userns" else 0)
 
 
 def main(setup: Dict[str, Any], message: Dict[str, Any], fds: List[int]) -> None:
@@ -56,7 +59,8 @@ def main(setup: Dict[str, Any], message: Dict[str, Any], fds: List[int]) -> None
 
     Args:
         setup: The zygote's.
-        message: ``uid`` (the slot's own, or None), ``work`` and ``tmp`` (directories, where there are no namespaces).
+        message: ``uid`` (the slot's own, or None), ``work`` and ``tmp`` (directories, where there are no namespaces),
+            ``once`` (there is one exec, and a first process beside it).
         fds: The socket to the daemon, and the cgroup files that an exec joins by writing to them.
     """
     sock = socket.socket(fileno=fds[0])
@@ -65,14 +69,21 @@ def main(setup: Dict[str, Any], message: Dict[str, Any], fds: List[int]) -> None
         uid = message["uid"]
         if setup["tier"] == "userns":
             _map_ids(uid, _MAPPED, _MAPPED)
-        place.has_proc = rootfs.mount_session(uid, setup["disk_mib"], setup["inodes"], setup["read"])
+        place.has_proc = setup["box"].mount(uid)
     else:
         become_subreaper()
     keep_capabilities()
     harden_keeper()
     die_with_parent()
     os.chdir(place.work)
+    if message["once"]:
+        run.park(sock, place)
     _Execs(sock, place).run()
+
+
+def told(status: int, cpu_s: float, rss_kib: int) -> Dict[str, Any]:
+    """Give what the daemon hears of the end of an exec's process."""
+    return {"ended": status, "cpu_s": round(cpu_s, 6), "rss_kib": rss_kib}
 
 
 class _Execs:
@@ -98,7 +109,7 @@ class _Execs:
                 run.park(self._sock, self._place)
             status = self._wait(pid)
             cpu_s, rss_kib = self._used
-            kernel.send(self._sock, {"ended": status, "cpu_s": round(cpu_s, 6), "rss_kib": rss_kib})
+            kernel.send(self._sock, told(status, cpu_s, rss_kib))
             signal.sigwait({AGAIN})  # most sessions have one exec: a fork in vain is a third of its cost
 
     def _wait(self, pid: int) -> int:
